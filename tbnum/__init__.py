@@ -1,0 +1,1 @@
+"""A flight recorder for the numerics of PyTorch training, shown in TensorBoard."""
