@@ -1,0 +1,91 @@
+"""From facts to reasons: why steps were skipped, what to do, and what stands out in a run. Loads no torch.
+
+Nothing here reads or writes a file. `explain_run` and `findings` take a run (`tbnum.log.reader.Run`, or anything with
+its `steps`, `raw_events` and `meta`); `LiveExplainer` applies the same rules while a run goes on, without hindsight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tbnum.explain.findings import Finding, find
+from tbnum.explain.messages import explained_collapse, explained_event, explained_skip
+from tbnum.explain.record import Later, LivePast, Record, RecordedPast, complete_events, first_step, look_ahead
+from tbnum.explain.rules import CAUSES, Rules
+from tbnum.explain.words import as_float
+from tbnum.log.schema import Event
+
+__all__ = ["CAUSES", "Finding", "LiveExplainer", "explain_run", "findings"]
+
+
+def explain_run(run: Record) -> list[Event]:
+    """The events of a run with severity, cause, message and remedy, in order of step.
+
+    Beyond `run.raw_events` there is a `scale_collapse` where skips in a row amount to one, and a skip for each
+    skipped step whose event record was lost. O(events), and a few passes over the columns.
+    """
+    events = complete_events(run)
+    steps = run.steps.get("step", ())
+    last_step = max(int(steps[-1]) if len(steps) else -1, events[-1].step if events else -1)
+    rules = Rules(RecordedPast(run.steps), run.meta, first_step(run))
+    explained: list[Event] = []
+    for event, later in zip(events, look_ahead(events, last_step), strict=True):
+        explained += _explain(event, rules, later)
+    return explained
+
+
+def findings(run: Record, events: Sequence[Event] | None = None) -> list[Finding]:
+    """What is worth acting on in a run, gravest first. `events`: its explained events, where they are at hand."""
+    return find(run, explain_run(run) if events is None else events)
+
+
+class LiveExplainer:
+    """Explains events as they come, from the history so far. A step costs about a microsecond.
+
+    `meta`: the session's (`scaler`, `first_step`), as it is written to the log.
+    """
+
+    def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
+        meta = meta or {}
+        self._past = LivePast()
+        self._rules = Rules(self._past, meta, int(meta.get("first_step") or 0))
+        self._columns: Sequence[str] = ()
+        self._at: tuple[int, int, int] = (-1, -1, -1)
+        self._derived: list[Event] = []
+
+    def step(self, columns: Sequence[str], row: Sequence[Any]) -> None:
+        """Takes a step that closed; before or after the events of the same step."""
+        if columns is not self._columns:
+            self._columns = columns
+            at = {name: index for index, name in enumerate(columns)}
+            self._at = (at["step"], at.get("loss", -1), at.get("skipped", -1))
+        step, loss, skipped = self._at
+        self._past.step(
+            int(row[step]),
+            as_float(row[loss]) if loss >= 0 else float("nan"),
+            bool(row[skipped]) if skipped >= 0 else False,
+        )
+
+    def event(self, event: Event) -> Event:
+        """`event` with severity, cause, message and remedy. O(1)."""
+        explained, *derived = _explain(event, self._rules, None)
+        self._derived += derived
+        return explained
+
+    def derived(self) -> list[Event]:
+        """Events that the rules found by themselves since the last call: `scale_collapse`."""
+        derived, self._derived = self._derived, []
+        return derived
+
+
+def _explain(event: Event, rules: Rules, later: Later | None) -> list[Event]:
+    """The event in words, and after a skip the collapse that it made clear."""
+    if event.kind != "skip":
+        rules.notice(event)
+        return [explained_event(event, later)]
+    skip, collapse = rules.skip(event)
+    explained = [explained_skip(event, skip, later)]
+    if collapse is not None:
+        explained.append(explained_collapse(event, collapse, later))
+    return explained

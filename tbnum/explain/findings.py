@@ -1,0 +1,191 @@
+"""What is worth acting on in a whole run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tbnum.explain.messages import SEVERITY
+from tbnum.explain.record import Record
+from tbnum.explain.words import count_text, number_text, share_text
+from tbnum.log.schema import SEVERITIES, Event
+
+__all__ = ["CLIPPED_ALWAYS", "SKIP_RATE_WARNING", "Finding", "clipped_steps", "find", "nonfinite_losses"]
+
+SKIP_RATE_WARNING = 0.01
+"""Share of the steps that bad batches (or unexplained overflows) may cost before it is a warning."""
+
+CLIPPED_ALWAYS = 0.95
+"""From this share of clipped steps on, the threshold sets the step size and clips no outliers."""
+
+CLIPPED_NEVER = 0.0001
+CLIP_STEPS = 100  # fewer steps say nothing about clipping
+
+BENIGN = ("scale_warmup", "growth_probe")
+
+MISUSE = {
+    "no_gradients": "The optimizer stepped without gradients",
+    "clip_before_unscale": "Gradients were clipped before unscale_",
+    "backward_under_autocast": "Backward ran under autocast",
+    "update_missing": "scaler.update() was missing",
+    "step_bypassed_scaler": "optimizer.step() went past the scaler",
+    "loss_low_precision": "The loss was computed in low precision",
+    "scaler_state_lost": "The scaler's state was not restored",
+    "norm_overflow": "The gradient norm overflowed",
+    "gradient_underflow": "Gradients underflow",
+    "repeat_of_diverged_run": "A run like this one diverged before",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A statement about a run. `rule` names it for programs and stays the same between versions."""
+
+    rule: str
+    severity: str
+    title: str
+    evidence: str
+    remedy: str
+
+
+def find(record: Record, events: Sequence[Event]) -> list[Finding]:
+    """Findings of a run with its explained events, gravest first. O(events), and a few passes over the columns."""
+    by_kind: dict[str, list[Event]] = {}
+    for event in events:
+        by_kind.setdefault(event.kind, []).append(event)
+    found = [
+        *_crash(by_kind),
+        *_collapse(by_kind),
+        *_nonfinite_parameters(by_kind),
+        *_nonfinite_loss(record),
+        *_skips(record, by_kind.get("skip", [])),
+        *_misuse(by_kind),
+        *_clipping(record),
+    ]
+    return sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity))
+
+
+def nonfinite_losses(record: Record) -> np.ndarray:
+    """Rows (R,) whose loss was measured and is NaN or inf."""
+    steps = record.steps
+    loss = steps.get("loss")
+    if loss is None:
+        return np.empty(0, np.int64)
+    measured = steps.get("micro_batches", np.zeros(len(loss))) >= 1
+    return np.flatnonzero(np.isinf(loss) | (np.isnan(loss) & measured))
+
+
+def clipped_steps(record: Record, prefix: str = "") -> tuple[int, int]:
+    """How many steps were clipped, and of how many it is known. A skipped step counts as neither."""
+    steps = record.steps
+    coefficient = steps.get(prefix + "clip_coef")
+    if coefficient is None:
+        return 0, 0
+    skipped = steps.get(prefix + "skipped", np.zeros(len(coefficient), bool))
+    known = np.isfinite(coefficient) & ~skipped
+    return int(np.count_nonzero(known & (coefficient < 1))), int(np.count_nonzero(known))
+
+
+def _crash(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
+    for event in by_kind.get("crash", [])[-1:]:
+        evidence = f"Step {event.step}: {event.message}"
+        yield Finding("crash", "error", "The training loop crashed", evidence, event.remedy)
+
+
+def _collapse(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
+    collapses = by_kind.get("scale_collapse", [])
+    if collapses:
+        worst = max(collapses, key=lambda event: event.data["skips"])
+        times = f" ({count_text(len(collapses), 'time')} in this run)" if len(collapses) > 1 else ""
+        yield Finding("scale_collapse", "error", "The loss scale collapsed", worst.message + times, worst.remedy)
+
+
+def _nonfinite_parameters(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
+    steps = by_kind.get("nonfinite_step", [])
+    if steps:
+        first = steps[0]
+        evidence = f"{count_text(len(steps), 'step')} of this kind, the first at step {first.step}: {first.message}"
+        yield Finding("nonfinite_step", "error", "Non-finite gradients reached the parameters", evidence, first.remedy)
+    skips = [event for event in by_kind.get("skip", []) if event.cause == "nonfinite_parameters"]
+    if skips:
+        evidence = f"{count_text(len(skips), 'step')} skipped for it, the first at step {skips[0].step}."
+        yield Finding("nonfinite_parameters", "error", "The parameters are not finite", evidence, skips[0].remedy)
+
+
+def _nonfinite_loss(record: Record) -> Iterator[Finding]:
+    rows = nonfinite_losses(record)
+    if not len(rows):
+        return
+    steps, total = record.steps["step"], len(record.steps["step"])
+    evidence = f"{count_text(len(rows), 'step')} of {total:,}, the first at step {steps[rows[0]]}"
+    remedy = (
+        f"Check the inputs of step {steps[rows[0]]} and the forward pass: log(0), a division by 0, "
+        "or a float16 value past 65504."
+    )
+    if rows[-1] == total - 1:
+        row = int(np.flatnonzero(np.diff(rows) > 1)[-1]) + 1 if np.any(np.diff(rows) > 1) else 0
+        evidence += f"; not once finite since step {steps[rows[row]]}."
+        yield Finding("nonfinite_loss", "error", "The loss is not finite at the end", evidence, remedy)
+    else:
+        evidence += "; finite again at the end."
+        yield Finding("nonfinite_loss", "warning", "The loss was not finite in between", evidence, remedy)
+
+
+def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
+    if not skips:
+        return
+    total = max(len(record.steps.get("step", ())), 1)
+    wasted = len({event.step for event in skips})
+    causes = Counter(event.cause for event in skips)
+    listed = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+    evidence = f"{count_text(wasted, 'step')} of {total:,} ({share_text(wasted, total)}): {listed}."
+    overflows = len({event.step for event in skips if event.cause in ("bad_batch", "unknown")})
+    if overflows >= 3 and overflows / total > SKIP_RATE_WARNING:
+        remedy = (
+            "Look at the batches that overflowed, clip the gradients harder, or lower the learning rate; "
+            "bfloat16 needs no loss scale where the device has it."
+        )
+        yield Finding("skip_rate", "warning", "Many steps were lost to overflows", evidence, remedy)
+    elif set(causes) <= set(BENIGN):
+        remedy = "Nothing to do: this is how a dynamic loss scale finds its height."
+        if causes["growth_probe"] > SKIP_RATE_WARNING * total:
+            remedy = "Benign; a longer growth_interval of the GradScaler wastes fewer steps on probes."
+        yield Finding("skip_rate", "info", "Skips are benign", evidence, remedy)
+    else:
+        yield Finding("skip_rate", "info", "Steps were skipped", evidence, "Read the skips that are not benign.")
+
+
+def _misuse(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
+    for kind, title in MISUSE.items():
+        events = by_kind.get(kind)
+        if events:
+            first = events[0]
+            times = f"{count_text(len(events), 'time')}, first at step {first.step}"
+            yield Finding(kind, SEVERITY[kind], title, f"{first.message} ({times})", first.remedy)
+
+
+def _clipping(record: Record) -> Iterator[Finding]:
+    for name in [name for name in record.steps if name.split("/")[-1] == "clip_coef"]:
+        prefix = name.removesuffix("clip_coef")
+        clipped, known = clipped_steps(record, prefix)
+        thresholds = record.steps.get(prefix + "max_norm", np.empty(0))
+        thresholds = thresholds[np.isfinite(thresholds)]
+        if known < CLIP_STEPS or not len(thresholds):
+            continue
+        whose = f" of {prefix[:-1]}" if prefix else ""
+        max_norm = number_text(float(thresholds[-1]))
+        evidence = f"{clipped:,} of {known:,} steps{whose} ({share_text(clipped, known)}) at max_norm {max_norm}"
+        norms = record.steps.get(prefix + "grad_norm", np.empty(0))
+        norms = norms[np.isfinite(norms)]
+        if len(norms):
+            evidence += f"; median norm before clipping {number_text(float(np.median(norms)))}"
+        evidence += "."
+        if clipped >= CLIPPED_ALWAYS * known:
+            remedy = "Fine if meant: max_norm then acts like a learning rate. To clip outliers only, raise it above the median norm."
+            yield Finding("clipped_always", "info", "Nearly every step is clipped", evidence, remedy)
+        elif clipped <= CLIPPED_NEVER * known:
+            remedy = "Fine if meant; to guard against spikes, set max_norm to a few times the median norm."
+            yield Finding("clipped_never", "info", "Clipping never acts", evidence, remedy)

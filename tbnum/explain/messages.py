@@ -1,0 +1,364 @@
+"""Each kind of event in words: how grave it is, what happened, what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tbnum.explain.record import Later
+from tbnum.explain.rules import Collapse, Skip, loss_is_nonfinite
+from tbnum.explain.words import as_float, count_text, number_text, scale_text
+from tbnum.log.schema import Event
+
+__all__ = ["SEVERITY", "SKIP_SEVERITY", "explained_collapse", "explained_event", "explained_skip"]
+
+SEVERITY: dict[str, str] = {
+    "scale_growth": "info",
+    "scale_backoff": "info",
+    "scale_set": "info",
+    "scale_collapse": "error",
+    "nonfinite_step": "error",
+    "norm_overflow": "warning",
+    "no_gradients": "warning",
+    "clip_before_unscale": "warning",
+    "backward_under_autocast": "warning",
+    "update_missing": "warning",
+    "step_bypassed_scaler": "warning",
+    "loss_low_precision": "warning",
+    "gradient_underflow": "warning",
+    "resume": "info",
+    "scaler_state_lost": "warning",
+    "repeat_of_diverged_run": "warning",
+    "annotation": "info",
+    "crash": "error",
+}
+"""Severity of each kind but a skip."""
+
+SKIP_SEVERITY: dict[str, str] = {
+    "scale_warmup": "info",
+    "growth_probe": "info",
+    "bad_batch": "warning",
+    "unknown": "warning",
+    "forward_nonfinite": "error",
+    "nonfinite_parameters": "error",
+}
+
+NOTHING = "Nothing to do."
+
+
+def explained_skip(event: Event, skip: Skip, later: Later | None) -> Event:
+    """A skip in words. `later` is None while the run goes on."""
+    data = event.data
+    scale = as_float(data.get("loss_scale"))
+    new_scale = later.new_scale if later else as_float(data.get("new_scale"))
+    words = {
+        "scale_warmup": _scale_warmup,
+        "growth_probe": _growth_probe,
+        "bad_batch": _bad_batch,
+        "forward_nonfinite": _forward_nonfinite,
+        "nonfinite_parameters": _nonfinite_parameters,
+        "unknown": _unknown,
+    }[skip.cause]
+    why, remedy = words(event, skip, later)
+    parts = [f"{_subject(event)} was skipped: {why}"]
+    if not math.isnan(scale) and not math.isnan(new_scale) and scale != new_scale:
+        change = f"scale {scale_text(scale)} -> {scale_text(new_scale)}"
+        if later and later.recovered_after is not None:
+            change += f", back after {count_text(later.recovered_after, 'step')}"
+        parts.append(change)
+    if skip.injected is not None:
+        parts.append(f"injected on purpose: {skip.injected}")
+        remedy = "Nothing to do: this batch was spoiled on purpose."
+    return replace(
+        event,
+        severity=SKIP_SEVERITY[skip.cause],
+        cause=skip.cause,
+        message="; ".join(parts) + ".",
+        remedy=remedy,
+    )
+
+
+def _scale_warmup(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
+    scale = as_float(event.data.get("loss_scale"))
+    why = f"{_overflowed(event.data)} at a scale of {scale_text(scale)} that no step had passed yet"
+    if skip.in_row > 1:
+        why += f" (skip {skip.in_row} in a row)"
+    if later is None or later.ongoing or math.isnan(later.lowest_scale):
+        return why, "Nothing to do unless it goes on: the scaler halves the scale until the gradients fit."
+    settled = scale_text(later.lowest_scale)
+    return why, f"Nothing to do: the scale settled at {settled} after {count_text(later.skips_in_row, 'skip')}."
+
+
+def _growth_probe(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
+    scale = as_float(event.data.get("loss_scale"))
+    why = f"the scaler had just tried the higher scale {scale_text(scale)}, at which {_overflowed(event.data)}"
+    if skip.held > 0:
+        why += f" after {count_text(skip.held, 'step')}"
+    if skip.held_before_growth > 0:
+        why += f"; the scale below had held for {count_text(skip.held_before_growth, 'step')}"
+    every = f"every {count_text(skip.growth_interval, 'step')}" if skip.growth_interval > 1 else "every step"
+    return why, f"Nothing to do: the scaler tries a higher scale {every} without overflow."
+
+
+def _bad_batch(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
+    data = event.data
+    scale = as_float(data.get("loss_scale"))
+    why = f"{_overflowed(data)} at a scale of {scale_text(scale)}"
+    if skip.held > 0:
+        why += f" that had held for {count_text(skip.held, 'step')}"
+    elif skip.in_row > 1:
+        why += f" too (skip {skip.in_row} in a row)"
+    loss = as_float(data.get("loss"))
+    if not math.isnan(loss):
+        why += f"; loss {number_text(loss)}"
+        if not math.isnan(skip.recent_loss):
+            why += f" against a recent median of {number_text(skip.recent_loss)}"
+    remedy = (
+        f"Look at the batch of step {event.step} (labels, lengths, outliers); "
+        "if such skips recur, clip the gradients harder or lower the learning rate."
+    )
+    return why, remedy
+
+
+def _forward_nonfinite(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
+    loss = number_text(as_float(event.data.get("loss")))
+    why = f"the loss itself was {loss}, so no loss scale helps"
+    if skip.in_row > 1:
+        why += f" (skip {skip.in_row} in a row)"
+    remedy = (
+        f"Check the inputs of step {event.step} and the forward pass: log(0), a division by 0, "
+        "or a float16 value past 65504."
+    )
+    return why, remedy
+
+
+def _nonfinite_parameters(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
+    since = skip.nonfinite_since
+    if since >= 0:
+        why = f"the parameters have been non-finite since step {since}, where the optimizer took non-finite gradients"
+        return why, f"Restore a checkpoint from before step {since}: nothing that follows can be trained."
+    why = "the parameters are not finite, so neither another batch nor another scale helps"
+    return why, f"Restore a checkpoint from before step {event.step} whose parameters are finite."
+
+
+def _unknown(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
+    scale = scale_text(as_float(event.data.get("loss_scale")))
+    if skip.collapsed:
+        why = f"the loss was finite, yet {_overflowed(event.data)} even at a scale of {scale} (skip {skip.in_row} in a row)"
+        return why, BACKWARD_REMEDY
+    why = f"{_overflowed(event.data)} at a scale of {scale}, and the record begins too late to tell why"
+    return why, "Nothing to do if it stays alone; keep the log in the run's folder when it is resumed."
+
+
+BACKWARD_REMEDY = (
+    "Look for an operation whose backward gives NaN or inf at any scale: "
+    "sqrt or norm at 0, a masked row of -inf, a division by 0."
+)
+
+
+def explained_collapse(event: Event, collapse: Collapse, later: Later | None) -> Event:
+    """The collapse that the skip `event` made clear."""
+    skips = later.skips_in_row if later else collapse.skips
+    low = later.lowest_scale if later and not math.isnan(later.lowest_scale) else collapse.new_scale
+    why, remedy = {
+        "forward_nonfinite": (
+            "the loss was not finite",
+            "Stop the run, find where the forward pass first yields NaN or inf, and restart from a checkpoint "
+            "with finite parameters.",
+        ),
+        "nonfinite_parameters": (
+            "the parameters are not finite",
+            f"Stop the run and restore a checkpoint from before step {collapse.from_step} whose parameters are finite.",
+        ),
+    }.get(collapse.cause, ("the gradients overflow at every scale although the loss is finite", BACKWARD_REMEDY))
+    message = (
+        f"The loss scale fell from {scale_text(collapse.old_scale)} to {scale_text(low)} over "
+        f"{count_text(skips, 'skipped step')} in a row (from step {collapse.from_step}): {why}."
+    )
+    data = {"from_step": collapse.from_step, "skips": skips, "old_scale": collapse.old_scale, "new_scale": low}
+    return Event(
+        event.step, event.wall_time, "scale_collapse", "error", event.optimizer, collapse.cause, message, remedy, data
+    )
+
+
+def explained_event(event: Event, later: Later | None) -> Event:
+    """Any event but a skip, in words. A kind of a newer tbnum passes with its name as message."""
+    data = event.data
+    write = _WORDS.get(event.kind)
+    message, remedy = write(event, data, later) if write else (f"{event.kind} (unknown to this version of tbnum).", "")
+    cause = "forward_nonfinite" if event.kind == "nonfinite_step" and loss_is_nonfinite(data) else event.cause
+    severity = SEVERITY.get(event.kind, "info")
+    return replace(event, severity=severity, cause=cause, message=message, remedy=remedy)
+
+
+def _scale_growth(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return f"The loss scale grew: {_change(data)}.", NOTHING
+
+
+def _scale_backoff(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    back = ""
+    if later and later.recovered_after is not None:
+        back = f"; it was back after {count_text(later.recovered_after, 'step')}"
+    return f"The loss scale came down after an overflow: {_change(data)}{back}.", NOTHING
+
+
+def _scale_set(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return f"The loss scale was set by hand: {_change(data)}.", NOTHING
+
+
+def _nonfinite_step(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    message = f"{_subject(event)} was taken although {_tensors(data, 'held NaN or inf')}"
+    if loss_is_nonfinite(data):
+        message += f"; the loss was {number_text(as_float(data.get('loss')))}"
+    remedy = (
+        f"Restore a checkpoint from before step {event.step}, and keep such steps from being taken: "
+        "a GradScaler, or clip_grad_norm_(..., error_if_nonfinite=True)."
+    )
+    return message + ".", remedy
+
+
+def _norm_overflow(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"Every gradient is finite, but their norm overflowed to {number_text(as_float(data.get('grad_norm')))}: "
+        "clipping by it sets the gradients to 0.",
+        "Lower the learning rate, or look at the loss around this step: gradients of 1e19 and more are no signal.",
+    )
+
+
+def _no_gradients(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"{_subject(event)} found no gradient in any of its {data.get('parameters', '?')} parameters.",
+        "Call loss.backward() between zero_grad() and step(), and check that the loss depends on these parameters.",
+    )
+
+
+def _clip_before_unscale(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    scale, max_norm = as_float(data.get("loss_scale")), as_float(data.get("max_norm"))
+    message = "Gradients were clipped"
+    message += f" to {number_text(max_norm)}" if not math.isnan(max_norm) else ""
+    message += f"{_where(data)} while they still carried the loss scale"
+    if not math.isnan(scale):
+        message += f" {scale_text(scale)}: the clip was {scale_text(scale)} times too tight"
+    return message + ".", "Call scaler.unscale_(optimizer) before clipping."
+
+
+def _backward_under_autocast(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"backward() ran inside the autocast region{_where(data)}.",
+        "Move loss.backward() behind the `with torch.autocast(...)` block: backward runs in the types of the forward.",
+    )
+
+
+def _update_missing(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"scaler.step() was called again{_where(data)} without scaler.update() since the last one.",
+        "Call scaler.update() once at the end of each step, after scaler.step() of every optimizer.",
+    )
+
+
+def _step_bypassed_scaler(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"optimizer.step() was called{_where(data)} past an enabled GradScaler: gradients may carry the loss scale, "
+        "and non-finite ones are not skipped.",
+        "Call scaler.step(optimizer) instead of optimizer.step().",
+    )
+
+
+def _loss_low_precision(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"The loss was computed in {str(data.get('dtype', '16 bits')).removeprefix('torch.')}{_where(data)}.",
+        "Compute the loss inside autocast with torch's loss functions, or from logits.float().",
+    )
+
+
+def _gradient_underflow(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        "Much of the gradient flushes to zero at the current loss scale.",
+        "Raise init_scale, or lower growth_interval so that the scale finds its height sooner.",
+    )
+
+
+def _resume(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return f"The run was continued from step {data.get('from_step', event.step)}.", NOTHING
+
+
+def _scaler_state_lost(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"The GradScaler started anew although the run was continued: {_change(data)}.",
+        "Save scaler.state_dict() in the checkpoint, and load it before going on.",
+    )
+
+
+def _repeat_of_diverged_run(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"A run with the same settings diverged before: {data.get('run', 'see the data of this event')}.",
+        "Change the loss scale policy, the clip threshold or the learning rate before running it again.",
+    )
+
+
+def _annotation(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return str(data.get("text", "")), ""
+
+
+def _crash(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"The training loop ended with an exception: {data.get('error', 'unknown')}",
+        "Read the steps before it: a non-finite loss or a collapsed scale there is the likelier cause.",
+    )
+
+
+_WORDS = {
+    "scale_growth": _scale_growth,
+    "scale_backoff": _scale_backoff,
+    "scale_set": _scale_set,
+    "nonfinite_step": _nonfinite_step,
+    "norm_overflow": _norm_overflow,
+    "no_gradients": _no_gradients,
+    "clip_before_unscale": _clip_before_unscale,
+    "backward_under_autocast": _backward_under_autocast,
+    "update_missing": _update_missing,
+    "step_bypassed_scaler": _step_bypassed_scaler,
+    "loss_low_precision": _loss_low_precision,
+    "gradient_underflow": _gradient_underflow,
+    "resume": _resume,
+    "scaler_state_lost": _scaler_state_lost,
+    "repeat_of_diverged_run": _repeat_of_diverged_run,
+    "annotation": _annotation,
+    "crash": _crash,
+}
+
+
+def _subject(event: Event) -> str:
+    return f"The step of {event.optimizer}" if event.optimizer else "The step"
+
+
+def _where(data: Mapping[str, Any]) -> str:
+    return f" at {data['where']}" if data.get("where") else ""
+
+
+def _change(data: Mapping[str, Any]) -> str:
+    return f"{scale_text(as_float(data.get('old_scale')))} -> {scale_text(as_float(data.get('new_scale')))}"
+
+
+def _overflowed(data: Mapping[str, Any]) -> str:
+    return _tensors(data, "overflowed")
+
+
+def _tensors(data: Mapping[str, Any], what: str) -> str:
+    """`3 of 12 gradients overflowed (head.weight, head.bias, ...)`."""
+    bad, total = as_float(data.get("nonfinite_tensors")), as_float(data.get("tensors"))
+    if not bad >= 1:  # a count that is unknown
+        text = f"gradients {what}"
+    elif bad == total:
+        text = f"all {int(bad)} gradients {what}" if bad > 1 else f"the only gradient {what}"
+    elif total >= bad:
+        text = f"{int(bad)} of {int(total)} gradients {what}"
+    else:
+        text = f"{count_text(int(bad), 'gradient')} {what}"
+    names = data.get("nonfinite_names") or []
+    if names:
+        more = bad > len(names[:2])
+        text += f" ({', '.join(map(str, names[:2]))}{', ...' if more else ''})"
+    return text

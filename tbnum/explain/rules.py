@@ -1,0 +1,216 @@
+"""Why a step was skipped: the rules, as one state machine over the events of a run in order of step.
+
+Only events move the state. How many unskipped steps lie between two steps follows from their numbers and from the
+skips between them, because steps are numbered without gaps and each skip leaves an event; so the rules hold for a
+run that was killed before its last steps reached the disk. The steps give evidence (see `Past`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tbnum.explain.record import Past
+from tbnum.explain.words import as_float
+from tbnum.log.schema import Event
+
+__all__ = ["CAUSES", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "loss_is_nonfinite"]
+
+CAUSES: dict[str, str] = {
+    "scale_warmup": "the first scale was too high and came down",
+    "growth_probe": "the scaler tried a higher scale, which overflowed",
+    "bad_batch": "a scale that had held overflowed",
+    "forward_nonfinite": "the loss itself was not finite: no scale helps",
+    "nonfinite_parameters": "parameters were not finite: no batch and no scale helps",
+    "unknown": "the record cannot tell",
+}
+"""Every cause of a skip, and what it means."""
+
+PROBE_STEPS = 10
+"""A scale that survived this many unskipped steps (or one growth interval, if shorter) after a growth has held."""
+
+COLLAPSE_SKIPS = 10
+"""Skipped steps in a row from which on a falling scale can be a collapse. It is one when, besides, the last skip
+came from a non-finite loss or from non-finite parameters, or the scale has fallen below 1: an overflow of finite
+values would have ended by then. (A first scale of 2^24 and a model that bears 2^10 make 14 skips, and no collapse.)
+"""
+
+DEFAULT_GROWTH_INTERVAL = 2000  # torch's
+
+
+@dataclass(frozen=True)
+class Skip:
+    """The verdict on a skip, with the evidence that led to it. Scales are absolute, -1 and NaN are unknown."""
+
+    cause: str
+    held: int  # unskipped steps at the scale that overflowed
+    held_before_growth: int  # unskipped steps at the scale before the last growth
+    in_row: int  # 1 for the first of skips in a row
+    recent_loss: float  # median of the recent finite losses
+    nonfinite_since: int  # step at which the parameters became non-finite
+    growth_interval: int
+    injected: str | None  # the note that labels the batch as spoiled on purpose
+    collapsed: bool  # in a row of skips that was a collapse already
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """A scale that fell over skips in a row. Told once a row."""
+
+    cause: str
+    from_step: int
+    skips: int
+    old_scale: float
+    new_scale: float
+
+
+class Rules:
+    """Feed each event once, in order; `skip` judges a skip, `notice` takes every other kind. O(1) an event.
+
+    `first_step`: where the record begins. A record that begins after step 0 does not show the run's start, so its
+    first skips have no known cause until a scale changed or held.
+    """
+
+    def __init__(self, past: Past, meta: Mapping[str, Any], first_step: int = 0) -> None:
+        self._past = past
+        scaler = meta.get("scaler") or {}
+        interval = as_float(scaler.get("growth_interval"))
+        self._growth_interval = int(interval) if interval >= 1 else DEFAULT_GROWTH_INTERVAL
+        self._start: int | None = first_step - 1 if first_step == 0 else None  # the scale is new after this step
+        self._start_skips = 0  # `_skips` at that time
+        self._last_change: str | None = None
+        self._change = first_step - 1
+        self._change_skips = 0
+        self._held_before_growth = -1
+        self._skips = 0  # steps skipped so far, whatever the optimizer
+        self._last_skip: int | None = None
+        self._nonfinite_since: int | None = None
+        self._injected: tuple[int, str] | None = None
+        self._row = _Row()
+
+    def notice(self, event: Event) -> None:
+        """Takes an event that is no skip."""
+        kind, data = event.kind, event.data
+        if kind in ("scale_growth", "scale_backoff", "scale_set", "scaler_state_lost"):
+            if kind == "scale_growth":
+                self._held_before_growth = self._unskipped(event.step + 1, self._change, self._change_skips)
+            self._last_change, self._change, self._change_skips = kind, event.step, self._skips
+            self._row.scale = as_float(data.get("new_scale"))
+            if kind in ("scale_set", "scaler_state_lost"):
+                self._start, self._start_skips = event.step, self._skips
+        elif kind == "nonfinite_step":
+            if self._nonfinite_since is None:
+                self._nonfinite_since = event.step
+        elif kind == "resume":
+            self._nonfinite_since = None  # the checkpoint's parameters
+        elif kind == "annotation" and data.get("injected"):
+            self._injected = (event.step, str(data.get("text", "")))
+
+    def skip(self, event: Event) -> tuple[Skip, Collapse | None]:
+        """Judges a skip; the collapse, when this skip makes it clear."""
+        step, data = event.step, event.data
+        scale = as_float(data.get("loss_scale"))
+        if self._last_skip is None or step > self._last_skip + 1:
+            self._row = _Row(start=step, first_scale=scale)
+        before = self._skips - (step == self._last_skip)  # with several optimizers a step may have several skips
+        held = self._unskipped(step, self._change, self._change_skips, before)
+        recent = self._past.recent_losses(step)
+        injected = self._injected[1] if self._injected and self._injected[0] == step else None
+        nonfinite_since = self._parameters_nonfinite_since(step)
+        cause = self._cause(event, held, before, recent, injected is not None, nonfinite_since)
+        row = self._row
+        new_scale = as_float(data.get("new_scale"))
+        row.scale = scale if math.isnan(new_scale) else new_scale
+        if step != self._last_skip:
+            row.skips += 1
+            self._skips += 1
+            self._last_skip = step
+        row.causes[cause] += 1
+        verdict = Skip(
+            cause=cause,
+            held=held,
+            held_before_growth=self._held_before_growth,
+            in_row=row.skips,
+            recent_loss=statistics.median(recent) if recent else math.nan,
+            nonfinite_since=nonfinite_since if nonfinite_since is not None else -1,
+            growth_interval=self._growth_interval,
+            injected=injected,
+            collapsed=row.collapsed,
+        )
+        return verdict, self._collapse(cause)
+
+    def _cause(
+        self, event: Event, held: int, before: int, recent: Sequence[float], injected: bool, nonfinite_since: int | None
+    ) -> str:
+        if event.data.get("params_nonfinite") or nonfinite_since is not None:
+            return "nonfinite_parameters"  # first: non-finite parameters make the loss non-finite too
+        if loss_is_nonfinite(event.data):
+            return "forward_nonfinite"
+        if self._row.collapsed:
+            return "unknown"  # a finite loss, and gradients that overflow at every scale: no scale was to blame
+        if self._start is not None and self._unskipped(event.step, self._start, self._start_skips, before) == 0:
+            return "scale_warmup"
+        if self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS):
+            spoiled = injected or loss_stands_out(as_float(event.data.get("loss")), recent)
+            return "bad_batch" if spoiled else "growth_probe"
+        if self._last_change is None and self._start is None and held < PROBE_STEPS:
+            return "unknown"  # what the scaler did before the record began is not known
+        return "bad_batch"
+
+    def _unskipped(self, step: int, since: int, skips_then: int, skips_now: int | None = None) -> int:
+        """Unskipped steps after step `since` and before step `step`."""
+        skips = (self._skips if skips_now is None else skips_now) - skips_then
+        return max(0, step - 1 - since - skips)
+
+    def _parameters_nonfinite_since(self, step: int) -> int | None:
+        if self._nonfinite_since is not None:
+            finite = self._past.last_finite_loss(step)
+            if finite is not None and finite > self._nonfinite_since:
+                self._nonfinite_since = None  # a finite loss came out of them since
+        return self._nonfinite_since
+
+    def _collapse(self, cause: str) -> Collapse | None:
+        row = self._row
+        hopeless = cause in ("forward_nonfinite", "nonfinite_parameters") or row.scale < 1
+        if row.collapsed or row.skips < COLLAPSE_SKIPS or not row.scale < row.first_scale or not hopeless:
+            return None
+        row.collapsed = True
+        known = Counter({name: n for name, n in row.causes.items() if name.endswith(("nonfinite", "parameters"))})
+        cause = known.most_common(1)[0][0] if known else "unknown"
+        return Collapse(cause, row.start, row.skips, row.first_scale, row.scale)
+
+
+class _Row:
+    """Skipped steps in a row."""
+
+    def __init__(self, start: int = -1, first_scale: float = math.nan) -> None:
+        self.start = start
+        self.first_scale = first_scale
+        self.scale = first_scale
+        self.skips = 0
+        self.causes: Counter[str] = Counter()
+        self.collapsed = False
+
+
+def loss_is_nonfinite(data: Mapping[str, Any]) -> bool:
+    """Whether the loss was measured and is not finite. A NaN without a backward pass is only unknown."""
+    loss = as_float(data.get("loss"))
+    if math.isnan(loss):
+        return as_float(data.get("micro_batches")) >= 1
+    return math.isinf(loss)
+
+
+def loss_stands_out(loss: float, recent: Sequence[float]) -> bool:
+    """Whether a loss lies far above its recent ones: 8 robust standard deviations over their median, and a tenth.
+
+    Far, because it overrules a rule: a scale that has just grown is a better suspect than a batch that is a bit worse.
+    """
+    if len(recent) < 10 or not math.isfinite(loss):
+        return False
+    median = statistics.median(recent)
+    deviation = 1.4826 * statistics.median(abs(value - median) for value in recent)
+    return loss - median > max(8 * deviation, 0.1 * abs(median))
