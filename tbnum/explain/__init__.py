@@ -26,8 +26,9 @@ def explain_run(run: Record) -> list[Event]:
     skipped step whose event record was lost. O(events), and a few passes over the columns.
     """
     events = complete_events(run)
-    steps = run.steps.get("step", ())
-    last_step = max(int(steps[-1]) if len(steps) else -1, events[-1].step if events else -1)
+    steps = run.steps.get("step")
+    recorded = int(steps[-1]) if steps is not None and len(steps) else -1
+    last_step = max(recorded, events[-1].step if events else -1)
     rules = Rules(RecordedPast(run.steps), run.meta, first_step(run))
     explained: list[Event] = []
     for event, later in zip(events, look_ahead(events, last_step), strict=True):

@@ -184,7 +184,7 @@ def _clipping(record: Record) -> Iterator[Finding]:
             evidence += f"; median norm before clipping {number_text(float(np.median(norms)))}"
         evidence += "."
         if clipped >= CLIPPED_ALWAYS * known:
-            remedy = "Fine if meant: max_norm then acts like a learning rate. To clip outliers only, raise it above the median norm."
+            remedy = "Fine if meant: max_norm acts like a learning rate. To clip outliers only, raise it well above the norm."
             yield Finding("clipped_always", "info", "Nearly every step is clipped", evidence, remedy)
         elif clipped <= CLIPPED_NEVER * known:
             remedy = "Fine if meant; to guard against spikes, set max_norm to a few times the median norm."

@@ -146,7 +146,8 @@ def _nonfinite_parameters(event: Event, skip: Skip, later: Later | None) -> tupl
 def _unknown(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
     scale = scale_text(as_float(event.data.get("loss_scale")))
     if skip.collapsed:
-        why = f"the loss was finite, yet {_overflowed(event.data)} even at a scale of {scale} (skip {skip.in_row} in a row)"
+        row = f"skip {skip.in_row} in a row"
+        why = f"the loss was finite, yet {_overflowed(event.data)} even at a scale of {scale} ({row})"
         return why, BACKWARD_REMEDY
     why = f"{_overflowed(event.data)} at a scale of {scale}, and the record begins too late to tell why"
     return why, "Nothing to do if it stays alone; keep the log in the run's folder when it is resumed."

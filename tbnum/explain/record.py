@@ -102,12 +102,12 @@ def complete_events(record: Record) -> list[Event]:
     steps = record.steps
     names = [name.removesuffix("/skipped") for name in steps if name.endswith("/skipped")]
     lost: list[Event] = []
-    for name in names or [None]:
+    for name in names or [""]:
         prefix = f"{name}/" if name else ""
         skipped = steps.get(prefix + "skipped")
         if skipped is None:
             continue
-        told = {event.step for event in events if event.kind == "skip" and (name is None or event.optimizer == name)}
+        told = {event.step for event in events if event.kind == "skip" and (not name or event.optimizer == name)}
         for row in np.flatnonzero(skipped).tolist():
             step = int(steps["step"][row])
             if step in told:
@@ -115,7 +115,7 @@ def complete_events(record: Record) -> list[Event]:
             shared = {key: steps[key] for key in ("loss", "loss_scale", "micro_batches") if key in steps}
             own = {key: steps[prefix + key] for key in ("grad_norm", "nonfinite_tensors") if prefix + key in steps}
             data = {key: float(values[row]) for key, values in {**shared, **own}.items()}
-            lost.append(Event(step, float(steps["wall_time"][row]), "skip", optimizer=name, data=data))
+            lost.append(Event(step, float(steps["wall_time"][row]), "skip", optimizer=name or None, data=data))
     if not lost:
         return events
     # A stable sort: a skip stays before the scale change of its step.

@@ -1,0 +1,138 @@
+"""A run in one mapping of plain values: what `tbnum report` prints and `--json` writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tbnum.explain.findings import Finding, clipped_steps, nonfinite_losses
+from tbnum.explain.record import Record
+from tbnum.explain.rules import CAUSES
+from tbnum.log.schema import Event
+
+__all__ = ["EventGroup", "group_events", "skipped_steps", "summarize", "worth_reading"]
+
+
+def summarize(record: Record, events: Sequence[Event], found: Sequence[Finding]) -> dict[str, Any]:
+    """Numbers, all events and findings of a run. Unknown is None. O(events), and a few passes over the columns."""
+    steps, meta = record.steps, record.meta
+    number, wall_time = steps.get("step", np.empty(0, np.int64)), steps.get("wall_time", np.empty(0))
+    count = len(number)
+    return {
+        "steps": count,
+        "first_step": int(number[0]) if count else None,
+        "last_step": int(number[-1]) if count else None,
+        "first_wall_time": float(wall_time[0]) if count else None,
+        "last_wall_time": float(wall_time[-1]) if count else None,
+        "sessions": len(meta.get("sessions") or [meta]),
+        "skipped": _skipped(record, events),
+        "loss": _loss(record),
+        "loss_scale": _loss_scale(record),
+        "clipping": _clipping(record),
+        "findings": [dataclasses.asdict(finding) for finding in found],
+        "events": [dataclasses.asdict(event) for event in events],
+    }
+
+
+def skipped_steps(record: Record) -> int:
+    """Steps in which an optimizer was skipped."""
+    return int(np.count_nonzero(record.steps.get("skipped", ())))
+
+
+def worth_reading(events: Iterable[Event]) -> list[Event]:
+    """Warnings, errors, and what the user or a resume says; not the daily life of a loss scale."""
+    return [e for e in events if e.severity != "info" or e.kind in ("annotation", "resume", "scale_set")]
+
+
+@dataclasses.dataclass(frozen=True)
+class EventGroup:
+    """Events of one kind and cause that follow each other: 190 skips with a NaN loss read as one."""
+
+    first: Event
+    last_step: int
+    count: int
+
+
+def group_events(events: Iterable[Event]) -> list[EventGroup]:
+    groups: list[EventGroup] = []
+    for event in events:
+        last = groups[-1] if groups else None
+        same = last is not None and _sort(last.first) == _sort(event) and event.kind != "annotation"
+        if last is not None and same:
+            groups[-1] = EventGroup(last.first, event.step, last.count + 1)
+        else:
+            groups.append(EventGroup(event, event.step, 1))
+    return groups
+
+
+def _sort(event: Event) -> tuple[str, str | None, str | None, bool]:
+    return event.kind, event.cause, event.optimizer, "injected on purpose" in event.message
+
+
+def _skipped(record: Record, events: Sequence[Event]) -> dict[str, Any]:
+    """Skipped steps, and by cause the skips (one an optimizer)."""
+    steps, total = skipped_steps(record), len(record.steps.get("step", ()))
+    causes: dict[str, dict[str, int]] = {}
+    for event in events:
+        if event.kind == "skip":
+            at = causes.setdefault(event.cause or "unknown", {"skips": 0, "first_step": event.step})
+            at["skips"] += 1
+            at["last_step"] = event.step
+    order = list(CAUSES)
+    causes = dict(sorted(causes.items(), key=lambda item: order.index(item[0])))
+    return {"steps": steps, "rate": steps / total if total else 0.0, "causes": causes}
+
+
+def _loss(record: Record) -> dict[str, Any] | None:
+    loss = record.steps.get("loss")
+    if loss is None:
+        return None
+    nonfinite, finite = nonfinite_losses(record), np.flatnonzero(np.isfinite(loss))
+    measured = np.union1d(nonfinite, finite)
+    if not len(measured):
+        return None
+    best = finite[np.argmin(loss[finite])] if len(finite) else None
+    return {
+        "first": float(loss[measured[0]]),
+        "last": float(loss[measured[-1]]),
+        "best": float(loss[best]) if best is not None else None,
+        "best_step": int(record.steps["step"][best]) if best is not None else None,
+        "nonfinite_steps": len(nonfinite),
+    }
+
+
+def _loss_scale(record: Record) -> dict[str, Any] | None:
+    scale = record.steps.get("loss_scale", np.empty(0))
+    known = np.isfinite(scale)
+    if not known.any():
+        return None
+    skipped = record.steps.get("skipped", np.zeros(len(scale), bool))
+    levels, counts = np.unique(scale[known & ~skipped], return_counts=True)
+    scale = scale[known]
+    return {
+        "first": float(scale[0]),
+        "last": float(scale[-1]),
+        "lowest": float(scale.min()),
+        "highest": float(scale.max()),
+        "held": float(levels[np.argmax(counts)]) if len(levels) else None,
+        "held_steps": int(counts.max()) if len(levels) else 0,
+    }
+
+
+def _clipping(record: Record) -> list[dict[str, Any]]:
+    """For each optimizer whose clipping was seen."""
+    seen = []
+    for name in record.steps:
+        if name.split("/")[-1] != "clip_coef":
+            continue
+        prefix = name.removesuffix("clip_coef")
+        clipped, known = clipped_steps(record, prefix)
+        thresholds = record.steps.get(prefix + "max_norm", np.empty(0))
+        thresholds = thresholds[np.isfinite(thresholds)]
+        if known:
+            max_norm = float(thresholds[-1]) if len(thresholds) else None
+            seen.append({"optimizer": prefix[:-1] or None, "max_norm": max_norm, "clipped": clipped, "known": known})
+    return seen

@@ -1,0 +1,486 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tbnum.explain import CAUSES, LiveExplainer, explain_run, findings
+from tbnum.explain.messages import SEVERITY, SKIP_SEVERITY
+from tbnum.explain.words import scale_text, share_text
+from tbnum.log.schema import EVENT_KINDS, Event
+
+NAN, INF = float("nan"), float("inf")
+NAMES = ("step", "wall_time", "loss", "micro_batches", "loss_scale", "grad_norm", "skipped", "nonfinite_tensors")
+
+
+@dataclass
+class FakeRun:
+    steps: dict[str, np.ndarray]
+    raw_events: list[Event] = field(default_factory=list)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Loop:
+    """A training loop with torch's GradScaler policy, writing what the monitor would write."""
+
+    scale: float = 65536.0
+    growth_interval: int = 2000
+    first_step: int = 0
+    events: list[Event] = field(default_factory=list)
+    rows: list[tuple] = field(default_factory=list)
+    tracker: int = 0
+
+    @property
+    def next(self) -> int:
+        return self.first_step + len(self.rows)
+
+    def event(self, kind: str, step: int | None = None, **data: Any) -> None:
+        step = self.next if step is None else step
+        self.events.append(Event(step, 1e9 + step, kind, data=data))
+
+    def step(self, overflow: bool = False, loss: float = 2.5, **data: Any) -> None:
+        step = self.next
+        norm = INF if overflow else 1.0
+        bad = 3.0 if overflow else 0.0
+        before = self.scale
+        kind = None
+        if overflow:
+            self.scale, self.tracker, kind = self.scale / 2, 0, "scale_backoff"
+        else:
+            self.tracker += 1
+            if self.tracker == self.growth_interval:
+                self.scale, self.tracker, kind = self.scale * 2, 0, "scale_growth"
+        if overflow:
+            facts = {"loss": loss, "loss_scale": before, "new_scale": self.scale, "grad_norm": norm}
+            facts |= {"nonfinite_tensors": 3, "tensors": 12, "micro_batches": 1}
+            self.event("skip", **(facts | data))
+        if kind is not None:
+            self.event(kind, old_scale=before, new_scale=self.scale)
+        self.rows.append((step, 1e9 + step, loss, 1.0, before, norm, overflow, bad))
+
+    def steps(self, count: int, **kwargs: Any) -> None:
+        for _ in range(count):
+            self.step(**kwargs)
+
+    def run(self) -> FakeRun:
+        columns = {name: np.array(values) for name, values in zip(NAMES, zip(*self.rows, strict=True), strict=True)}
+        columns["skipped"] = columns["skipped"].astype(bool)
+        meta = {"scaler": {"growth_interval": self.growth_interval}, "first_step": self.first_step}
+        return FakeRun(columns, list(self.events), meta)
+
+
+def skips(events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if event.kind == "skip"]
+
+
+def causes(loop: Loop) -> list[str | None]:
+    return [event.cause for event in skips(explain_run(loop.run()))]
+
+
+def test_skips_before_the_first_unskipped_step_are_warm_up():
+    loop = Loop(scale=2.0**20)
+    loop.steps(6, overflow=True)
+    loop.steps(20)
+    events = skips(explain_run(loop.run()))
+    assert [event.cause for event in events] == ["scale_warmup"] * 6
+    assert {event.severity for event in events} == {"info"}
+    assert events[0].remedy == "Nothing to do: the scale settled at 16384 after 6 skips."
+
+
+def test_a_skip_soon_after_a_growth_is_a_probe_and_later_a_bad_batch():
+    for held, cause in ((0, "growth_probe"), (9, "growth_probe"), (10, "bad_batch")):
+        loop = Loop(growth_interval=50)
+        loop.steps(50 + held)
+        loop.step(overflow=True)
+        assert causes(loop) == [cause], held
+
+
+def test_with_a_short_growth_interval_every_overflow_of_the_doubled_scale_is_a_probe():
+    loop = Loop(growth_interval=5)
+    for _ in range(200):
+        loop.step(overflow=loop.scale > 65536)
+    run = loop.run()
+    events = skips(explain_run(run))
+    assert len(events) == 33
+    assert {event.cause for event in events} == {"growth_probe"}
+    (finding,) = [found for found in findings(run) if found.rule == "skip_rate"]
+    assert finding.severity == "info"
+    assert "33 steps of 200 (16.5 %): 33 growth_probe" in finding.evidence
+    assert "growth_interval" in finding.remedy
+
+
+def test_the_cause_is_counted_from_the_log_when_the_growth_tracker_restarts():
+    """After a skip at a scale that had held, the next overflow is no probe although the tracker is small."""
+    loop = Loop(growth_interval=20)
+    loop.steps(20)
+    loop.step(overflow=True)  # the probe
+    loop.step()
+    loop.step(overflow=True)  # at the scale that had held
+    assert causes(loop) == ["growth_probe", "bad_batch"]
+
+
+def test_a_loss_far_above_its_recent_ones_overrules_a_probe():
+    loop = Loop(growth_interval=50)
+    for index in range(52):
+        loop.step(loss=2.5 + 0.1 * (index % 3))
+    loop.step(overflow=True, loss=9.0)
+    (skip,) = skips(explain_run(loop.run()))
+    assert skip.cause == "bad_batch"
+    assert "loss 9 against a recent median of 2.6" in skip.message
+
+
+def test_a_bad_batch_tells_its_numbers_and_when_the_scale_was_back():
+    loop = Loop(growth_interval=50)
+    loop.steps(30)
+    loop.step(overflow=True, loss=4.0, nonfinite_names=["head.weight", "head.bias", "emb"])
+    loop.steps(60)
+    (skip,) = skips(explain_run(loop.run()))
+    assert (skip.cause, skip.severity) == ("bad_batch", "warning")
+    assert skip.message == (
+        "The step was skipped: 3 of 12 gradients overflowed (head.weight, head.bias, ...) at a scale of 65536 that had "
+        "held for 30 steps; loss 4 against a recent median of 2.5; scale 65536 -> 32768, back after 50 steps."
+    )
+    assert "step 30" in skip.remedy
+
+
+def test_an_injected_batch_is_a_bad_batch_and_says_that_it_was_injected():
+    loop = Loop(growth_interval=20)
+    loop.steps(22)
+    loop.event("annotation", text="inputs x 1e4", injected=True)
+    loop.step(overflow=True)
+    (skip,) = skips(explain_run(loop.run()))
+    assert skip.cause == "bad_batch"
+    assert "injected on purpose: inputs x 1e4" in skip.message
+    assert skip.remedy.startswith("Nothing to do")
+
+
+@pytest.mark.parametrize("loss", [NAN, INF])
+def test_a_nonfinite_loss_is_the_cause_when_it_was_measured(loss: float):
+    loop = Loop()
+    loop.steps(20)
+    loop.step(overflow=True, loss=loss)
+    (skip,) = skips(explain_run(loop.run()))
+    assert (skip.cause, skip.severity) == ("forward_nonfinite", "error")
+
+
+def test_an_unknown_loss_is_not_a_nonfinite_loss():
+    loop = Loop()
+    loop.steps(20)
+    loop.step(overflow=True, loss=NAN, micro_batches=0)
+    assert causes(loop) == ["bad_batch"]
+
+
+def test_nonfinite_parameters_come_before_the_loss_that_they_spoil():
+    loop = Loop()
+    loop.steps(20)
+    loop.step(overflow=True, loss=NAN, params_nonfinite=True)
+    assert causes(loop) == ["nonfinite_parameters"]
+
+
+def test_after_a_nonfinite_step_the_parameters_are_to_blame_until_a_loss_is_finite():
+    loop = Loop()
+    loop.steps(20)
+    loop.event("nonfinite_step", loss=2.5, grad_norm=INF, nonfinite_tensors=1)
+    loop.step()
+    loop.step(overflow=True, loss=NAN)
+    (skip,) = skips(explain_run(loop.run()))
+    assert skip.cause == "nonfinite_parameters"
+    assert "since step 20" in skip.message and "before step 20" in skip.remedy
+    loop.steps(20)  # finite again, whatever healed it
+    loop.step(overflow=True)
+    assert causes(loop)[-1] == "bad_batch"
+
+
+@pytest.mark.parametrize("kind", ["scale_set", "scaler_state_lost"])
+def test_a_scale_that_was_set_or_lost_warms_up_anew(kind: str):
+    loop = Loop()
+    loop.steps(50)
+    loop.event(kind, step=49, old_scale=65536.0, new_scale=2.0**24)
+    loop.scale = 2.0**24
+    loop.steps(3, overflow=True)
+    loop.step()
+    loop.step(overflow=True)
+    assert causes(loop) == ["scale_warmup"] * 3 + ["bad_batch"]
+
+
+def test_a_record_that_begins_late_cannot_tell_the_first_skips():
+    loop = Loop(first_step=500)
+    loop.step(overflow=True)
+    loop.steps(10)
+    loop.step(overflow=True)
+    assert causes(loop) == ["unknown", "bad_batch"]
+
+
+def test_a_resumed_record_goes_on_with_what_was_known():
+    loop = Loop(growth_interval=100)
+    loop.steps(60)
+    loop.event("resume", step=60, from_step=60)
+    loop.steps(3)
+    loop.step(overflow=True)
+    run = loop.run()
+    run.meta = {"first_step": 60, "sessions": [{"first_step": 0}, {"first_step": 60}]}
+    assert [event.cause for event in skips(explain_run(run))] == ["bad_batch"]
+
+
+def test_two_optimizers_on_one_scaler_count_a_step_once():
+    events = []
+    for step in range(3):
+        for name in ("generator", "critic"):
+            data = {"loss": 1.0, "micro_batches": 2, "loss_scale": 2.0 ** (20 - step)}
+            events.append(Event(step, 0.0, "skip", optimizer=name, data=data))
+        scales = {"old_scale": 2.0 ** (20 - step), "new_scale": 2.0 ** (19 - step)}
+        events.append(Event(step, 0.0, "scale_backoff", data=scales))
+    events.append(Event(5, 0.0, "skip", optimizer="critic", data={"loss": 1.0, "loss_scale": 2.0**17}))
+    explained = skips(explain_run(FakeRun({}, events, {"first_step": 0})))
+    assert [event.cause for event in explained] == ["scale_warmup"] * 6 + ["bad_batch"]
+    assert "The step of critic was skipped" in explained[-1].message
+    assert "settled at 131072 after 3 skips" in explained[0].remedy
+
+
+def test_a_skip_whose_event_was_lost_is_told_from_the_columns():
+    loop = Loop()
+    loop.steps(20)
+    loop.step(overflow=True)
+    loop.steps(20)
+    run = loop.run()
+    run.raw_events = [event for event in run.raw_events if event.kind != "skip"]
+    events = explain_run(run)
+    assert [(event.kind, event.step, event.cause) for event in events] == [
+        ("skip", 20, "bad_batch"),
+        ("scale_backoff", 20, None),
+    ]
+    assert "65536 -> 32768" in events[0].message
+
+
+def test_events_stand_alone_when_the_steps_never_reached_the_disk():
+    loop = Loop(growth_interval=50)
+    loop.steps(55)
+    loop.step(overflow=True)
+    run = FakeRun({}, loop.events, loop.run().meta)
+    (skip,) = skips(explain_run(run))
+    assert skip.cause == "growth_probe"
+    assert "after 5 steps" in skip.message and "had held for 50 steps" in skip.message
+
+
+def test_always_nan_loss_collapses_the_scale_once_and_shows_the_true_scale():
+    loop = Loop()
+    loop.steps(49, overflow=True, loss=NAN)
+    events = explain_run(loop.run())
+    (collapse,) = [event for event in events if event.kind == "scale_collapse"]
+    assert (collapse.step, collapse.severity, collapse.cause) == (9, "error", "forward_nonfinite")
+    assert "from 65536 to 1.16e-10 (2^-33) over 49 skipped steps in a row" in collapse.message
+    assert {event.cause for event in skips(events)} == {"forward_nonfinite"}
+    assert events.index(collapse) == 1 + [e.step for e in events].index(9)
+
+
+def test_each_stretch_of_skips_collapses_on_its_own():
+    loop = Loop()
+    for _ in range(2):
+        loop.steps(12, overflow=True, loss=NAN)
+        loop.steps(3)
+    collapses = [event.step for event in explain_run(loop.run()) if event.kind == "scale_collapse"]
+    assert collapses == [9, 24]
+
+
+def test_a_long_warm_up_is_no_collapse():
+    loop = Loop(scale=2.0**40)
+    loop.steps(25, overflow=True)
+    loop.steps(5)
+    assert "scale_collapse" not in {event.kind for event in explain_run(loop.run())}
+
+
+def test_gradients_that_overflow_at_every_scale_collapse_and_are_no_warm_up_any_more():
+    loop = Loop()
+    loop.steps(60, overflow=True)
+    events = explain_run(loop.run())
+    (collapse,) = [event for event in events if event.kind == "scale_collapse"]
+    assert collapse.step == 16 and collapse.cause == "unknown"
+    assert [event.cause for event in skips(events)] == ["scale_warmup"] * 17 + ["unknown"] * 43
+
+
+def test_skips_at_a_scale_that_does_not_fall_are_no_collapse():
+    events = [
+        Event(step, 0.0, "skip", data={"loss": NAN, "micro_batches": 1, "loss_scale": 128.0, "new_scale": 128.0})
+        for step in range(30)
+    ]
+    assert "scale_collapse" not in {event.kind for event in explain_run(FakeRun({}, events))}
+
+
+def corpus() -> dict[str, Loop]:
+    """Loops with every cause in them."""
+    random = np.random.default_rng(0)
+    loops = {}
+    for seed in range(6):
+        loop = Loop(scale=2.0 ** int(random.integers(8, 30)), growth_interval=int(random.choice([5, 30, 200])))
+        for _ in range(600):
+            overflow = loop.scale > 2.0**17 or random.random() < 0.02
+            nan = overflow and random.random() < 0.1
+            loop.step(overflow=overflow, loss=NAN if nan else float(2 + random.random() + 9 * (random.random() < 0.02)))
+            if random.random() < 0.002:
+                loop.event("nonfinite_step", step=loop.next - 1, nonfinite_tensors=1)
+        if seed % 2:
+            loop.event("nonfinite_step", step=loop.next - 1, nonfinite_tensors=1)
+        loop.steps(15, overflow=True, loss=NAN)
+        loops[f"random {seed}"] = loop
+    return loops
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+@pytest.mark.parametrize("name", corpus())
+def test_live_and_read_agree_on_everything_but_hindsight(name: str, rows_first: bool):
+    loop = corpus()[name]
+    run = loop.run()
+    live = LiveExplainer(run.meta)
+    told: list[Event] = []
+    by_step: dict[int, list[Event]] = {}
+    for event in loop.events:
+        by_step.setdefault(event.step, []).append(event)
+    for row in loop.rows:
+        if rows_first:
+            live.step(NAMES, row)
+        for event in by_step.get(row[0], []):
+            told += [live.event(event), *live.derived()]
+        if not rows_first:
+            live.step(NAMES, row)
+    read = explain_run(run)
+    assert len(read) > 40
+    opinion: Callable[[Event], tuple] = lambda event: (event.step, event.kind, event.severity, event.cause)  # noqa: E731
+    assert [opinion(event) for event in told] == [opinion(event) for event in read]
+    assert all(event.message and event.data is not None for event in told)
+
+
+def test_the_corpus_holds_every_cause_that_needs_no_late_start():
+    seen = {cause for loop in corpus().values() for cause in causes(loop)}
+    assert seen == set(CAUSES) - {"unknown"}
+
+
+def test_every_kind_of_event_has_a_severity_and_a_message_even_without_data():
+    assert set(SEVERITY) == set(EVENT_KINDS) - {"skip"}
+    assert set(SKIP_SEVERITY) == set(CAUSES)
+    for kind in set(EVENT_KINDS) - {"scale_collapse"}:
+        (event,) = explain_run(FakeRun({}, [Event(3, 0.0, kind)]))
+        assert event.message or kind == "annotation"
+        assert event.severity == SEVERITY.get(kind, "warning")
+    (event,) = explain_run(FakeRun({}, [Event(3, 0.0, "of_a_newer_tbnum")]))
+    assert event.message.startswith("of_a_newer_tbnum")
+
+
+def test_misuse_names_the_place_and_the_fix():
+    where = "train.py:41"
+    data = {"where": where, "max_norm": 1.0, "loss_scale": 65536.0}
+    (event,) = explain_run(FakeRun({}, [Event(3, 0.0, "clip_before_unscale", data=data)]))
+    assert where in event.message and "65536" in event.message
+    assert "unscale_" in event.remedy
+
+
+def test_findings_of_a_quiet_run_are_none():
+    loop = Loop()
+    loop.steps(500)
+    assert findings(loop.run()) == []
+
+
+def test_findings_are_ordered_by_gravity():
+    loop = Loop()
+    loop.steps(30)
+    for _ in range(5):
+        loop.step(overflow=True)
+        loop.steps(20)
+    loop.event("update_missing", where="train.py:7")
+    loop.steps(15, overflow=True, loss=NAN)
+    found = findings(loop.run())
+    assert [finding.severity for finding in found] == sorted(
+        (finding.severity for finding in found), key=["error", "warning", "info"].index
+    )
+    assert {"scale_collapse", "nonfinite_loss", "skip_rate", "update_missing"} == {finding.rule for finding in found}
+    assert all(finding.title and finding.evidence and finding.remedy for finding in found)
+    (loss,) = [finding for finding in found if finding.rule == "nonfinite_loss"]
+    assert loss.severity == "error" and "not once finite since step 135" in loss.evidence
+
+
+def test_a_loss_that_was_nonfinite_and_recovered_is_a_warning():
+    loop = Loop()
+    loop.steps(30)
+    loop.step(overflow=True, loss=NAN)
+    loop.steps(30)
+    (loss,) = [finding for finding in findings(loop.run()) if finding.rule == "nonfinite_loss"]
+    assert loss.severity == "warning"
+
+
+@pytest.mark.parametrize(("coefficient", "rule"), [(0.5, "clipped_always"), (1.0, "clipped_never")])
+def test_a_clip_that_always_or_never_acts_is_a_finding(coefficient: float, rule: str):
+    loop = Loop()
+    loop.steps(200)
+    run = loop.run()
+    run.steps |= {"clip_coef": np.full(200, coefficient), "max_norm": np.full(200, 1.0)}
+    (finding,) = findings(run)
+    assert (finding.rule, finding.severity) == (rule, "info")
+
+
+def test_unseen_clipping_makes_no_finding():
+    loop = Loop()
+    loop.steps(200)
+    run = loop.run()
+    run.steps |= {"clip_coef": np.full(200, NAN), "max_norm": np.full(200, NAN)}
+    assert findings(run) == []
+
+
+@pytest.mark.parametrize(
+    ("scale", "text"),
+    [
+        (65536.0, "65536"),
+        (1.0, "1"),
+        (2.0**32, "2^32"),
+        (2.0**-10, "2^-10"),
+        (2.0**-33, "1.16e-10 (2^-33)"),
+        (2.0**-149, "1.4e-45 (2^-149)"),
+        (98304.0, "98304"),
+        (0.3, "0.3"),
+        (0.0, "0"),
+        (NAN, "NaN"),
+        (INF, "inf"),
+    ],
+)
+def test_scales_read_well(scale: float, text: str):
+    assert scale_text(scale) == text
+
+
+def test_a_share_is_never_rounded_to_none_or_all():
+    assert share_text(1, 1_000_000) == "<0.01 %"
+    assert share_text(999_999, 1_000_000) == ">99.99 %"
+    assert (share_text(0, 5), share_text(5, 5), share_text(0, 0)) == ("0 %", "100 %", "0 %")
+    assert (share_text(1, 3), share_text(14, 1200)) == ("33.3 %", "1.2 %")
+
+
+def test_a_million_steps_and_5000_events_take_well_under_a_second():
+    count = 1_000_000
+    random = np.random.default_rng(0)
+    loss, skipped = 2 + random.random(count), np.zeros(count, bool)
+    skipped[::400] = True
+    scale = np.full(count, 65536.0)
+    steps = {"step": np.arange(count), "wall_time": np.arange(count) * 1.0, "loss": loss, "skipped": skipped}
+    steps |= {"loss_scale": scale, "micro_batches": np.ones(count), "nonfinite_tensors": skipped * 3.0}
+    steps |= {"clip_coef": np.where(loss > 2.5, 0.5, 1.0), "max_norm": np.ones(count), "grad_norm": loss}
+    events = []
+    for step in range(0, count, 400):
+        data = {"loss": 2.5, "loss_scale": 65536.0, "nonfinite_tensors": 3, "tensors": 150, "micro_batches": 1}
+        events.append(Event(step, float(step), "skip", data=data))
+        scales = {"old_scale": 65536.0, "new_scale": 32768.0}
+        events.append(Event(step, float(step), "scale_backoff", data=scales))
+    run = FakeRun(steps, events, {"first_step": 0})
+    start = time.perf_counter()
+    explained = explain_run(run)
+    findings(run, explained)
+    assert time.perf_counter() - start < 1.0
+    assert len(explained) == 5000
+
+
+def test_explain_loads_no_torch():
+    code = "import sys, tbnum.explain; assert 'torch' not in sys.modules and 'tensorboard' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
