@@ -1,0 +1,287 @@
+"""The format of the log, in one place: columns, event kinds, record tags, versions.
+
+The writer, the reader and the TensorBoard plugin import this module and agree through it. It loads
+no torch and no TensorBoard.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "EVENT_KINDS",
+    "FORMAT_VERSION",
+    "OPTIMIZER_COLUMNS",
+    "PLUGIN_NAME",
+    "RECORD_SUFFIX",
+    "SEVERITIES",
+    "SHARED_COLUMNS",
+    "TENSORS_SUFFIX",
+    "Column",
+    "Event",
+    "RowLayout",
+    "Trailer",
+    "column",
+    "step_columns",
+]
+
+FORMAT_VERSION = 1
+"""Raised when an older reader could misread a new file. A reader refuses what is newer than itself."""
+
+PLUGIN_NAME = "tbnum"
+RECORD_SUFFIX = ".tbnum"
+TENSORS_SUFFIX = ".tensors.tbnum"
+
+# Tags of the one summary value that each record (a TensorFlow `Event` proto) carries.
+TAG_SESSION = "tbnum/session"  # JSON: what a session is and where it starts (`Run.meta`)
+TAG_SCHEMA = "tbnum/schema"  # JSON: names and stored types of the columns of the chunks that follow
+TAG_STEPS = "tbnum/steps"  # a chunk of steps: step after step, each a packed row of the columns, little-endian
+TAG_EVENT = "tbnum/event"  # JSON: one event
+TAG_DROPPED = "tbnum/dropped"  # JSON: how many records could not be written, and why
+
+MAX_RECORD_BYTES = 16 << 20
+MAX_EVENT_BYTES = 4096
+REPEAT_EVERY_BYTES = 1 << 20  # session and schema are written again, so that one lost record costs nothing else
+
+
+@dataclass(frozen=True)
+class Column:
+    """One value a step.
+
+    `stored` is the numpy type on disk. A reader presents float32 as float64: counts and the growth
+    tracker are exact in float32 (to 2**24) and cost half the bytes.
+    """
+
+    name: str
+    meaning: str
+    stored: str = "<f8"
+
+    @property
+    def presented(self) -> str:
+        return "<f8" if self.stored == "<f4" else self.stored
+
+
+SHARED_COLUMNS: tuple[Column, ...] = (
+    Column("step", "number of the step, from 0; a skipped step counts", "<i8"),
+    Column("wall_time", "seconds since the epoch when the step closed"),
+    Column("loss", "sum of the losses whose backward ran in the step"),
+    Column("micro_batches", "backward calls in the step; where they cannot be seen, calls of log_loss", "<f4"),
+    Column("loss_scale", "what the gradients were divided by at unscale"),
+    Column("growth_tracker", "unskipped steps since the last scale change, as the scaler had it", "<f4"),
+    Column("skipped", "whether an optimizer was skipped, from found_inf alone", "|b1"),
+)
+"""Columns that a step has once, however many optimizers there are."""
+
+OPTIMIZER_COLUMNS: tuple[Column, ...] = (
+    Column("grad_norm", "global 2-norm of the gradients, unscaled, before clipping"),
+    Column("grad_norm_clipped", "global 2-norm of what the optimizer got"),
+    Column("clip_coef", "what clipping multiplied the gradients by"),
+    Column("max_norm", "the clipping threshold, when seen"),
+    Column("skipped", "whether the optimizer was skipped, from found_inf alone", "|b1"),
+    Column("nonfinite_tensors", "gradients that hold NaN or inf", "<f4"),
+    Column("lr", "learning rate of parameter group 0; further groups are lr/1, lr/2, ..."),
+    Column("param_norm", "global 2-norm of the parameters after the step"),
+    Column("update_norm", "global 2-norm of the change of the parameters in the step"),
+)
+"""Columns of each optimizer. One optimizer has them plain, several as `<optimizer>/<column>`."""
+
+# NaN is "unknown". Where a NaN may also be the measured value, another column tells that it was measured:
+# a loss where `micro_batches >= 1`, a norm where `nonfinite_tensors` is known.
+
+_BY_NAME = {known.name: known for known in OPTIMIZER_COLUMNS + SHARED_COLUMNS}
+
+
+def column(name: str) -> Column:
+    """The `Column` behind a full name: `lr/1`, `generator/grad_norm`, `generator/lr/1`.
+
+    A name that no version of tbnum gave (a newer one's, say) is a float64 column without a meaning.
+    """
+    parts = name.split("/")
+    for start in range(len(parts)):
+        known = _BY_NAME.get(parts[start])
+        rest = parts[start + 1 :]
+        if known is not None and (not rest or (known.name == "lr" and rest[0].isdigit())):
+            return Column(name, known.meaning, known.stored)
+    return Column(name, "")
+
+
+def step_columns(groups: Mapping[str, int]) -> tuple[str, ...]:
+    """Names of the columns of a step, in their order on disk.
+
+    `groups` gives for each optimizer, by name, how many parameter groups it has. With one optimizer its
+    columns stand plain; with several each is prefixed by the optimizer's name, and the shared
+    `skipped` is true when any optimizer was skipped.
+    """
+    shared = [column.name for column in SHARED_COLUMNS]
+    if len(groups) == 1:
+        (count,) = groups.values()
+        shared.remove("skipped")
+        return tuple(shared + _optimizer_columns("", count))
+    own = [name for optimizer, count in groups.items() for name in _optimizer_columns(f"{optimizer}/", count)]
+    return tuple(shared + own)
+
+
+def _optimizer_columns(prefix: str, groups: int) -> list[str]:
+    names = [prefix + column.name for column in OPTIMIZER_COLUMNS]
+    at = names.index(prefix + "lr") + 1
+    names[at:at] = [f"{prefix}lr/{group}" for group in range(1, groups)]
+    return names
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """How the rows of a chunk lie on disk: `names` and numpy types `stored`, packed without gaps, little-endian."""
+
+    names: tuple[str, ...]
+    stored: tuple[str, ...]
+
+    @staticmethod
+    def of(names: Sequence[str]) -> RowLayout:
+        return RowLayout(tuple(names), tuple(column(name).stored for name in names))
+
+    def dtype(self) -> np.dtype[Any]:
+        """Of a row, for reading. ValueError where a type is none of the stored ones, or a name comes twice."""
+        unknown = set(self.stored) - set(_STRUCT_CODES)
+        if unknown or len(self.names) != len(self.stored):
+            raise ValueError(f"columns of unknown types: {sorted(unknown)}")
+        return np.dtype(list(zip(self.names, self.stored, strict=True)))
+
+    def struct_format(self) -> str:
+        """Of a row, for writing: the same bytes as `dtype`, by the module `struct`."""
+        return "<" + "".join(_STRUCT_CODES[kind] for kind in self.stored)
+
+    def schema_id(self) -> int:
+        """What a chunk calls its layout by: from the names and types alone, so equal layouts share it."""
+        return zlib.crc32("\n".join((*self.names, "", *self.stored)).encode())
+
+
+_STRUCT_CODES = {"<f8": "d", "<f4": "f", "<i8": "q", "|b1": "?"}
+
+
+class Trailer(NamedTuple):
+    """Running totals of one file, at the very end of each of its records: 100 bytes.
+
+    So the last bytes of a file tell what a table of runs shows of it. They carry a check of their own, for they are
+    read without their record. `schema_id` and `rows` speak of the record itself, where it is a chunk.
+    """
+
+    schema_id: int = 0
+    rows: int = 0
+    flags: int = 0
+    start: int = -1  # the step from which this session supersedes earlier ones; -1: nothing happened in it yet
+    first_step: int = -1
+    last_step: int = -1
+    steps: int = 0
+    skipped_steps: int = 0
+    last_loss_scale: float = math.nan
+    best_loss: float = math.nan  # the lowest finite one
+    first_wall_time: float = math.nan
+    last_wall_time: float = math.nan
+
+    def pack(self) -> bytes:
+        body = _TRAILER.pack(TRAILER_MAGIC, *self)
+        return body + _CHECK.pack(zlib.crc32(body))
+
+    @staticmethod
+    def unpack(data: bytes) -> Trailer:
+        """ValueError where `data` is no whole trailer."""
+        if len(data) < TRAILER_BYTES:
+            raise ValueError(f"a trailer has {TRAILER_BYTES} bytes, not {len(data)}")
+        body = data[: _TRAILER.size]
+        magic, *fields = _TRAILER.unpack(body)
+        if magic != TRAILER_MAGIC or _CHECK.unpack_from(data, _TRAILER.size)[0] != zlib.crc32(body):
+            raise ValueError("not a trailer, or a damaged one")
+        return Trailer(*fields)
+
+
+_TRAILER = struct.Struct("<8sIII5q4d")
+_CHECK = struct.Struct("<I")
+TRAILER_MAGIC = b"tbnum\x00\r\n"
+TRAILER_BYTES = _TRAILER.size + _CHECK.size
+
+ENDED_CLOSED = 1  # the writer was closed
+ENDED_CRASH = 2  # a crash event was written
+REWOUND = 4  # the session went back to an earlier step: its totals count superseded steps too
+
+
+SEVERITIES = ("info", "warning", "error")
+
+EVENT_KINDS: dict[str, str] = {
+    "skip": "the optimizer was skipped because a gradient was not finite",
+    "scale_growth": "the scaler raised the loss scale",
+    "scale_backoff": "the scaler lowered the loss scale after an overflow",
+    "scale_set": "the loss scale was set by the user",
+    "scale_collapse": "the loss scale fell over many skips in a row",
+    "nonfinite_step": "the optimizer stepped although a gradient was not finite",
+    "norm_overflow": "every gradient element is finite, their norm is not",
+    "no_gradients": "the optimizer stepped without any gradient",
+    "clip_before_unscale": "gradients were clipped while they still carried the loss scale",
+    "backward_under_autocast": "backward ran inside an autocast region",
+    "update_missing": "scaler.step() was called again without scaler.update()",
+    "step_bypassed_scaler": "optimizer.step() was called past an enabled scaler",
+    "loss_low_precision": "the loss was computed in a 16-bit type",
+    "gradient_underflow": "much of the gradient flushes to zero at the current scale",
+    "resume": "the run was continued from a checkpoint",
+    "scaler_state_lost": "the scaler started anew although the log says otherwise",
+    "repeat_of_diverged_run": "a run with the same settings diverged before",
+    "annotation": "a note of the user's",
+    "crash": "the training loop ended with an exception",
+}
+"""Every kind of event, and what it states."""
+
+UNBOUND_KINDS = frozenset({"annotation", "crash", "repeat_of_diverged_run", "resume", "scaler_state_lost"})
+"""Kinds that do not tell that their step was taken: they may come before a session's first step."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at a step.
+
+    On disk stand the facts: `step`, `wall_time`, `kind`, `optimizer` and `data`. The opinions
+    (`severity`, `cause`, `message`, `remedy`) are computed by `tbnum.explain` each time a log is read,
+    so that a better rule improves old logs.
+
+    `data` holds numbers (NaN and inf among them), texts, booleans, None, and lists and mappings of these.
+    """
+
+    step: int
+    wall_time: float
+    kind: str
+    severity: str = "info"
+    optimizer: str | None = None
+    cause: str | None = None
+    message: str = ""
+    remedy: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """What goes to disk."""
+        facts: dict[str, Any] = {"step": self.step, "wall_time": self.wall_time, "kind": self.kind}
+        if self.optimizer is not None:
+            facts["optimizer"] = self.optimizer
+        if self.data:
+            facts["data"] = dict(self.data)
+        return facts
+
+    @staticmethod
+    def from_facts(facts: Mapping[str, Any]) -> Event:
+        """The event that `facts` tell of, not yet explained."""
+        return Event(
+            step=int(facts["step"]),
+            wall_time=float(facts["wall_time"]),
+            kind=str(facts["kind"]),
+            optimizer=facts.get("optimizer"),
+            data=dict(facts.get("data") or {}),
+        )
+
+
+def lr_columns(names: Iterable[str]) -> list[str]:
+    """The learning-rate columns among `names`."""
+    return [name for name in names if name.split("/")[-1] == "lr" or name.split("/")[-2:-1] == ["lr"]]
