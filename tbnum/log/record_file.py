@@ -234,11 +234,10 @@ class _Blocks:
         if place is None:
             return None
         window = self.bytes
-        length: int
         length, crc = _HEADER.unpack_from(window, place)
         if not 0 < length <= MAX_RECORD_BYTES or masked_crc(window[place : place + 8]) != crc:
             return None
-        return length
+        return int(length)
 
     def data_at(self, at: int, length: int) -> bytes | None:
         """The data of the record whose valid header is at `at`; None where it is not whole."""
