@@ -1,1 +1,1 @@
-"""The TensorBoard plugin of tbnum."""
+"""The TensorBoard plugin of tbnum: the "Numerics" tab. TensorBoard enters through `loader`."""

@@ -1,0 +1,327 @@
+"""The runs below a logdir: finds them in the background, tails their files, keeps what was read within a budget.
+
+One thread looks through the folders and reads the end of each record file, for the table of runs. The steps and events
+of a run are read by the request that asks for them, under a lock of that run alone, so a large or a broken run never
+holds up the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tbnum.log.reader import Explain, Run, Totals, find_runs
+from tbnum.log.schema import Event
+
+__all__ = ["Listing", "Root", "Row", "RunTable", "Snapshot", "UnknownRun", "roots"]
+
+logger = logging.getLogger("tensorboard")
+
+FRESH_SECONDS = 1.0
+"""What was looked at longer ago than this is looked at again before it answers."""
+ASKED_SECONDS = 10.0
+"""So long after the last question the folders are looked through again and again, as somebody may be watching."""
+IDLE_SECONDS = 30.0
+"""How often the folders are looked through when nobody asks."""
+FIRST_SCAN_SECONDS = 5.0
+"""So long a question about a run that is not known yet waits for the first scan."""
+BUDGET_BYTES = 400 << 20
+"""Steps and events kept in memory, all runs together."""
+EVENT_BYTES = 2_000
+"""What an event takes in memory, with its explanation. Roughly."""
+
+_URL = re.compile(r"[a-zA-Z][0-9a-zA-Z.+-]*://")
+
+
+class UnknownRun(LookupError):
+    """There is no run of that name."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder to look for runs in, and what their names begin with."""
+
+    folder: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run in the table of runs. What is not known yet is None."""
+
+    run: str
+    totals: Totals | None = None
+    optimizers: tuple[str, ...] | None = None
+    """None until the run was asked for: only its records tell."""
+    problems: int | None = None
+    """As `optimizers`."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The table of runs as last looked at, in order of name."""
+
+    ready: bool
+    """Whether every folder was looked through at least once."""
+    logdir: str
+    rows: Sequence[Row]
+    errors: Mapping[str, str]
+    """Reasons why something could not be read, by run or folder."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment. Nothing in it changes when the run goes on."""
+
+    run: str
+    version: str
+    """Changes whenever the run does."""
+    steps: Mapping[str, np.ndarray]
+    """Columns by name, each (S,). `step` and `wall_time` are always there."""
+    meta: Mapping[str, Any]
+    problems: Sequence[str]
+    events: Sequence[Event]
+    """Explained. Empty unless asked for."""
+
+
+def roots(logdir: str | None, logdir_spec: str | None = None) -> list[Root]:
+    """The folders that TensorBoard's `--logdir` and `--logdir_spec` name, as TensorBoard reads them.
+
+    `logdir_spec` is `NAME:FOLDER` or `FOLDER`, several with commas between them.
+    """
+    if logdir:
+        return [Root(_expanded(logdir))]
+    found = []
+    for part in filter(None, (logdir_spec or "").split(",")):
+        name, colon, folder = part.partition(":")
+        if colon and name and not (_URL.match(part) or part.startswith("/") or os.path.splitdrive(part)[0]):
+            found.append(Root(_expanded(folder), name))
+        else:
+            found.append(Root(_expanded(part)))
+    return found
+
+
+def _expanded(folder: str) -> str:
+    return folder if _URL.match(folder) else os.path.abspath(os.path.expanduser(folder))
+
+
+class RunTable:
+    """The runs below some folders.
+
+    Call `start` once; it returns at once. All methods may be called from any thread. Names are only ever looked up
+    among the runs that were found, so no name can lead outside the folders.
+    """
+
+    def __init__(
+        self, where: Sequence[Root], *, explain: Explain | None = None, budget_bytes: int = BUDGET_BYTES
+    ) -> None:
+        self.logdir = ", ".join(root.folder for root in where)
+        self._roots = tuple(where)
+        self._explain = explain
+        self._budget_bytes = budget_bytes
+        # Versions of this process differ from those of one before, whose answers a browser may still hold.
+        self._salt = secrets.token_hex(4)
+        self._serials = itertools.count()
+        self._lock = threading.Lock()  # of the attributes below; never held while a file is read
+        self._entries: dict[str, _Entry] = {}
+        self._errors: dict[str, str] = {}
+        self._ready = threading.Event()
+        self._wanted = threading.Event()
+        self._asked = float("-inf")
+        self._thread: threading.Thread | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any run, as far as is known. From memory; the background looks whether that still holds."""
+        self._wanted.set()
+        return bool(self._entries)
+
+    def start(self) -> None:
+        """Starts looking for runs in the background, for as long as the process lives."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="tbnum-runs", daemon=True)
+            self._thread.start()
+
+    def listing(self) -> Listing:
+        """The table of runs as it is known. Reads no file; asks the background to look again."""
+        self._want()
+        with self._lock:
+            rows = [self._entries[name].row() for name in sorted(self._entries)]
+            return Listing(self._ready.is_set(), self.logdir, rows, dict(self._errors))
+
+    def snapshot(self, name: str, *, events: bool = False) -> Snapshot:
+        """The run as it is on disk, or was at most a second ago; with its events if asked for.
+
+        Waits only for who else reads the same run (and, before the first scan is through, a little for that).
+        UnknownRun where there is none of that name.
+        """
+        entry = self._find(name)
+        with entry.lock:
+            run = self._opened(entry)
+            meta, problems = run.meta, list(run.problems)
+            if not meta["sessions"]:
+                self._forget(entry)
+                raise UnknownRun(f"the record files of run {name!r} are gone")
+            steps = {"step": np.empty(0, np.int64), "wall_time": np.empty(0), **run.steps}
+            found: Sequence[Event] = ()
+            if events:
+                try:
+                    found = run.events
+                except Exception as error:
+                    # A rule that fails must not hide the facts.
+                    logger.exception("tbnum: the events of run %r could not be explained", name)
+                    problems.append(f"the events could not be explained ({type(error).__name__}: {error})")
+                    found = run.raw_events
+            entry.optimizers, entry.problems = tuple(meta.get("optimizers") or ()), len(problems)
+            entry.bytes = sum(values.nbytes for values in steps.values()) + EVENT_BYTES * len(run.raw_events)
+            entry.used = time.monotonic()
+            snapshot = Snapshot(name, f"{entry.serial}.{run.version}", steps, meta, problems, found)
+        self._evict(keep=entry)
+        return snapshot
+
+    def scan(self) -> None:
+        """Looks through the folders once. Some 150 us a run."""
+        found: dict[str, str] = {}
+        errors: dict[str, str] = {}
+        for root in self._roots:
+            _search(root, found, errors)
+        with self._lock:
+            kept = {
+                name: entry
+                for name, entry in self._entries.items()
+                if found.get(name) == entry.folder  # a name that leads elsewhere now is another run
+            }
+            self._entries = {name: kept.get(name) or _Entry(name, folder) for name, folder in found.items()}
+            entries = list(self._entries.values())
+            self._errors = {**self._errors, **errors}
+        for entry in entries:
+            try:
+                entry.totals = entry.closed.totals
+            except Exception as error:
+                logger.debug("tbnum: run %r", entry.name, exc_info=True)
+                errors[entry.name] = f"could not be read ({type(error).__name__}: {error})"
+        with self._lock:
+            self._errors = errors
+        self._ready.set()
+
+    def _watch(self) -> None:
+        complained = False
+        while True:
+            started = time.monotonic()
+            try:
+                self.scan()
+            except Exception:
+                # The thread has to live on: the next time may well succeed.
+                if not complained:
+                    logger.exception("tbnum: looking for runs in %s failed; trying again", self.logdir)
+                complained = True
+                self._ready.set()
+            # On a slow disk the pauses get longer, so that scanning takes a fifth of the time at most.
+            time.sleep(max(FRESH_SECONDS, 4 * (time.monotonic() - started)))
+            if time.monotonic() - self._asked > ASKED_SECONDS:
+                self._wanted.wait(IDLE_SECONDS)
+            self._wanted.clear()
+
+    def _want(self) -> None:
+        self._asked = time.monotonic()
+        self._wanted.set()
+
+    def _find(self, name: str) -> _Entry:
+        self._want()
+        entry = self._entries.get(name)
+        if entry is None and self._thread is not None and not self._ready.is_set():
+            self._ready.wait(FIRST_SCAN_SECONDS)
+            entry = self._entries.get(name)
+        if entry is None:
+            raise UnknownRun(f"there is no run {name!r} below {self.logdir}; the route `runs` lists those there are")
+        return entry
+
+    def _opened(self, entry: _Entry) -> Run:
+        """The run with its steps, fresh. Called under the entry's lock."""
+        if entry.opened is None:
+            entry.serial = f"{self._salt}-{next(self._serials)}"
+            entry.opened = Run(entry.folder, name=entry.name, explain=self._explain)
+            entry.checked = float("-inf")
+        if time.monotonic() - entry.checked > FRESH_SECONDS:
+            entry.opened.refresh()
+            entry.checked = time.monotonic()
+        return entry.opened
+
+    def _forget(self, entry: _Entry) -> None:
+        with self._lock:
+            if self._entries.get(entry.name) is entry:
+                del self._entries[entry.name]
+
+    def _evict(self, keep: _Entry) -> None:
+        """Lets go of runs that were not asked for lately until the rest fits. `keep` stays however large it is."""
+        with self._lock:
+            entries = sorted(self._entries.values(), key=lambda entry: entry.used)
+        total = sum(entry.bytes for entry in entries)
+        for entry in entries:
+            if total <= self._budget_bytes:
+                return
+            # One that is being read right now is in use; waiting for it would hold up this request.
+            if entry is keep or entry.opened is None or not entry.lock.acquire(blocking=False):
+                continue
+            try:
+                total -= entry.bytes
+                entry.opened, entry.bytes = None, 0
+            finally:
+                entry.lock.release()
+
+
+class _Entry:
+    """A run of the table."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.closed = Run(folder, name=name)  # for its totals, which load nothing; used by the scan alone
+        self.totals: Totals | None = None
+        self.lock = threading.Lock()  # of what follows
+        self.opened: Run | None = None
+        self.optimizers: tuple[str, ...] | None = None
+        self.problems: int | None = None
+        self.serial = ""
+        self.checked = float("-inf")
+        self.used = float("-inf")
+        self.bytes = 0
+
+    def row(self) -> Row:
+        return Row(self.name, self.totals, self.optimizers, self.problems)
+
+
+def _search(root: Root, found: dict[str, str], errors: dict[str, str]) -> None:
+    """Adds the runs below `root` to `found`, folders by name."""
+    if _URL.match(root.folder):
+        errors[root.prefix or root.folder] = (
+            f"tbnum reads local folders, and {root.folder!r} is a URL; mount it, or copy the .tbnum files here"
+        )
+        return
+    try:
+        runs, unreadable = find_runs(root.folder)
+    except OSError as error:
+        errors[root.prefix or root.folder] = str(error)
+        return
+    for folder, reason in unreadable:
+        errors[_run_name(root, os.path.relpath(folder, root.folder).replace(os.sep, "/"))] = reason
+    for below, folder in runs.items():
+        name = _run_name(root, below)
+        if found.setdefault(name, str(folder)) != str(folder):
+            errors[name] = f"{str(folder)!r} has the name of {found[name]!r} and is left out"
+
+
+def _run_name(root: Root, below: str) -> str:
+    name = f"{root.prefix}/{below}" if root.prefix else below
+    # A name that is no Unicode could not be asked for. It is only ever looked up, so it need not lead back to a folder.
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
