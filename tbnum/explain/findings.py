@@ -155,7 +155,9 @@ def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
             remedy = "Benign; a longer growth_interval of the GradScaler wastes fewer steps on probes."
         yield Finding("skip_rate", "info", "Skips are benign", evidence, remedy)
     else:
-        yield Finding("skip_rate", "info", "Steps were skipped", evidence, "Read the skips that are not benign.")
+        first = next(event for event in skips if event.cause not in BENIGN)
+        remedy = f"Read the first that is not benign: {first.cause} at step {first.step}."
+        yield Finding("skip_rate", "info", "Steps were skipped", evidence, remedy)
 
 
 def _misuse(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
@@ -184,7 +186,7 @@ def _clipping(record: Record) -> Iterator[Finding]:
             evidence += f"; median norm before clipping {number_text(float(np.median(norms)))}"
         evidence += "."
         if clipped >= CLIPPED_ALWAYS * known:
-            remedy = "Fine if meant: max_norm acts like a learning rate. To clip outliers only, raise it well above the norm."
+            remedy = "Fine if meant: max_norm acts as a learning rate. To clip outliers only, raise it."
             yield Finding("clipped_always", "info", "Nearly every step is clipped", evidence, remedy)
         elif clipped <= CLIPPED_NEVER * known:
             remedy = "Fine if meant; to guard against spikes, set max_norm to a few times the median norm."

@@ -49,7 +49,10 @@ def worth_reading(events: Iterable[Event]) -> list[Event]:
 
 @dataclasses.dataclass(frozen=True)
 class EventGroup:
-    """Events of one kind and cause that follow each other: 190 skips with a NaN loss read as one."""
+    """Events of one kind and cause that follow each other: 190 skips with a NaN loss read as one.
+
+    The collapse that such skips lead to does not part them.
+    """
 
     first: Event
     last_step: int
@@ -59,10 +62,11 @@ class EventGroup:
 def group_events(events: Iterable[Event]) -> list[EventGroup]:
     groups: list[EventGroup] = []
     for event in events:
-        last = groups[-1] if groups else None
-        same = last is not None and _sort(last.first) == _sort(event) and event.kind != "annotation"
-        if last is not None and same:
-            groups[-1] = EventGroup(last.first, event.step, last.count + 1)
+        at = len(groups) - 1
+        if at > 0 and groups[at].first.kind == "scale_collapse":
+            at -= 1
+        if at >= 0 and _sort(groups[at].first) == _sort(event) and event.kind != "annotation":
+            groups[at] = EventGroup(groups[at].first, event.step, groups[at].count + 1)
         else:
             groups.append(EventGroup(event, event.step, 1))
     return groups
