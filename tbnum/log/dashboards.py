@@ -65,7 +65,7 @@ class Dashboards:
         )
         if not due:
             return
-        scalars = [(scalar.tag, float(row[scalar.index])) for scalar in layout.shown if _known(row, scalar)]
+        scalars = [(scalar.tag, float(row[scalar.at])) for scalar in layout.shown if _known(row, scalar)]
         scalars.append(("tbnum/skipped_total", float(skipped_total)))
         if getattr(self._writer, "file_writer", self) is None:  # closed; add_scalar would open a second event file
             self.lost += len(scalars)
@@ -76,7 +76,7 @@ class Dashboards:
 
 class _Scalar(NamedTuple):
     tag: str
-    index: int
+    at: int
     evidence: int | None  # column that is above zero where a NaN is the measured value, not an unknown one
 
 
@@ -117,6 +117,6 @@ def _lay_out(columns: Sequence[str]) -> _Layout:
 
 
 def _known(row: tuple[Any, ...], scalar: _Scalar) -> bool:
-    if not math.isnan(row[scalar.index]):
+    if not math.isnan(row[scalar.at]):
         return True
     return scalar.evidence is not None and row[scalar.evidence] > 0

@@ -280,7 +280,8 @@ def _scan(blocks: _Blocks, at: int) -> int | None:
             candidates = candidates[window[candidates + byte] == 0]
         low = window[candidates] | window[candidates + 1] | window[candidates + 2] | window[candidates + 3]
         candidates = candidates[low != 0]
-        for candidate in candidates.tolist():
-            if blocks.length_at(at + candidate) is not None:
-                return at + candidate
+        for candidate in candidates:
+            header = at + int(candidate)
+            if blocks.length_at(header) is not None:
+                return header
         at += starts
