@@ -1,0 +1,105 @@
+"""2-norms of many tensors in one pass over their elements.
+
+The result stays on the device. The 2-norm of the whole is the 2-norm of the per-tensor norms, so one
+pass gives both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["TensorNorms", "combine", "norms_of"]
+
+# torch reduces a large CPU tensor in float32 with too few partial sums: the 2-norm is off by 6e-5 at 3 M
+# elements and by 3e-3 at 38 M. Rows of 65,536 elements first, then the norm of their norms, give 2e-7.
+_ROW = 65_536
+_CHUNK_ABOVE = 1_000_000
+
+
+@dataclass(frozen=True)
+class TensorNorms:
+    """2-norms of some tensors on one device.
+
+    `norms` is (P,) float32 (float64 where a tensor was), `index` (P,) their places in the list that was measured.
+    """
+
+    index: Sequence[int]
+    norms: Tensor
+
+    def total(self) -> Tensor:
+        """The 2-norm of all of them together, 0-dim, on the device."""
+        return torch.linalg.vector_norm(self.norms)
+
+    def nonfinite(self) -> Tensor:
+        """How many of the norms are NaN or inf, 0-dim, on the device."""
+        return (~torch.isfinite(self.norms)).sum()
+
+
+@torch.no_grad()
+def norms_of(tensors: Sequence[Tensor]) -> list[TensorNorms]:
+    """2-norm of each tensor; one entry per device.
+
+    Any mix of shapes, devices, layouts and floating or complex types. 16-bit types are summed in float32; a
+    sparse tensor is coalesced first (entries at the same index add up), which is the one case that may sync.
+
+    Costs one pass over the elements, two small kernels a device, no host sync. Finite elements whose squares
+    overflow float32 (beyond about 1e19) give inf.
+    """
+    places: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
+    for at, tensor in enumerate(tensors):
+        tensor = _dense(tensor)
+        index, members = places.setdefault((tensor.device, tensor.dtype), ([], []))
+        index.append(at)
+        members.append(tensor)
+    by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
+    for (device, dtype), (index, members) in places.items():
+        all_index, all_norms = by_device.setdefault(device, ([], []))
+        all_index.extend(index)
+        all_norms.extend(_norms_of_one_type(members, device, dtype))
+    return [TensorNorms(index, _stack(norms)) for index, norms in by_device.values()]
+
+
+def combine(totals: Iterable[float]) -> float:
+    """The 2-norm of the whole from the 2-norms of its disjoint parts; NaN without a part, or with a NaN part."""
+    parts = list(totals)
+    if not parts or any(math.isnan(part) for part in parts):
+        return math.nan  # math.hypot(inf, nan) is inf, as IEEE has it; a norm with a NaN in it is NaN
+    return math.hypot(*parts)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor
+
+
+def _norms_of_one_type(members: list[Tensor], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    wider = torch.float32 if dtype.itemsize < 4 else None
+    if device.type != "cpu":
+        return list(torch._foreach_norm(members, 2, dtype=wider))
+    small = [tensor for tensor in members if tensor.numel() <= _CHUNK_ABOVE]
+    if len(small) == len(members):
+        return list(torch._foreach_norm(members, 2, dtype=wider))
+    norms = iter(torch._foreach_norm(small, 2, dtype=wider)) if small else iter(())
+    return [next(norms) if tensor.numel() <= _CHUNK_ABOVE else _norm_by_rows(tensor, wider) for tensor in members]
+
+
+def _norm_by_rows(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    flat = tensor.reshape(-1)
+    whole = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    return torch.linalg.vector_norm(torch.cat([rows, rest.reshape(1)]))
+
+
+def _stack(norms: list[Tensor]) -> Tensor:
+    if len({norm.dtype for norm in norms}) > 1:
+        norms = [norm.to(torch.float64) for norm in norms]
+    return torch.stack(norms)

@@ -1,0 +1,604 @@
+"""`wrap` and `Monitor`: the one place that composes observing, the log and the dashboards."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import platform
+import time
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tbnum._version import __version__
+from tbnum.explain import LiveExplainer
+from tbnum.log.dashboards import Dashboards
+from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
+from tbnum.log.writer import LogWriter
+from tbnum.measure.clip import clip_grad_norm_
+from tbnum.observe.clipping import observe_clipping
+from tbnum.observe.grad_scaler import observe_scaler
+from tbnum.observe.optimizer import observe_optimizer
+from tbnum.observe.steps import OptimizerRecord, Sighting, StepObserver, StepRecord
+from tbnum.observe.transfer import hold
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["Monitor", "wrap"]
+
+_STATE_VERSION = 1
+
+_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()  # those that are open
+_observers: weakref.WeakSet[StepObserver] = weakref.WeakSet()  # those that hooks still tell of steps
+
+
+@atexit.register  # before the log closes itself: finalizers were registered earlier, and run later
+def _hand_on_what_devices_hold() -> None:
+    for observer in list(_observers):
+        observer.drain(wait=True)
+
+
+def wrap(
+    optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler | None = None,
+    *,
+    logdir: str | os.PathLike[str] | None = None,
+    writer: SummaryWriter | None = None,
+    model: nn.Module | Mapping[str, nn.Module] | None = None,
+    tensor_interval: int = 50,
+    scalar_interval: int = 10,
+    config: Mapping[str, Any] | None = None,
+) -> Monitor:
+    """Record every step of a training loop; the loop stays as it is.
+
+        monitor = tbnum.wrap(optimizer, scaler, model=model, logdir="runs/gpt")
+
+    Optimizer and scaler are hooked in place and stay the same objects; training with tbnum is bitwise the training
+    without it. Wrapping the same objects again gives the same monitor.
+
+    Args:
+        optimizer: a torch Optimizer, or a mapping of names to several. A wrapper around one is unwrapped.
+        scaler: the GradScaler that scales their losses, any subclass, enabled or not; or None.
+        logdir: folder of the run. tbnum opens the run's `SummaryWriter` there, as `monitor.writer`.
+        writer: a `SummaryWriter` of yours instead; tbnum writes its scalars through it and its record beside it.
+        model: gives the tensors their names. Without it they are `group0.param3`.
+        tensor_interval: steps between measurements that need more than the gradients (`param_norm`, `update_norm`).
+        scalar_interval: steps between scalars for TensorBoard's own dashboards. The record holds every step.
+        config: settings of yours to keep with the run, as JSON can hold them.
+
+    Costs:
+        One pass over the gradients a step, and every `tensor_interval` steps a copy of the parameters and two
+        passes over them. No host-device sync. Files are written by a thread in the background.
+
+    Raises:
+        TypeError: an object that is no optimizer, scaler, writer or module.
+        ValueError: both or neither of `logdir` and `writer`; an optimizer without parameters; a model that
+            shares no parameter with the optimizer; a URL; an interval below 1.
+        OSError: the folder cannot be written to.
+    """
+    optimizers = _optimizers(optimizer)
+    _check_scaler(scaler)
+    modules = _modules(model, optimizers)
+    for name, interval in (("tensor_interval", tensor_interval), ("scalar_interval", scalar_interval)):
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+            raise ValueError(f"{name} is {interval!r}; it must be a whole number of steps, at least 1.")
+    folder = _folder(logdir, writer)
+    known = _already_wrapped(optimizers, scaler, folder)
+    if known is not None:
+        return known
+    return Monitor(
+        optimizers,
+        scaler,
+        folder=folder,
+        writer=writer,
+        modules=modules,
+        tensor_interval=tensor_interval,
+        scalar_interval=scalar_interval,
+        config=dict(config or {}),
+    )
+
+
+class Monitor:
+    """What `tbnum.wrap` returns. A context manager; recording ends with `close()`, or with the optimizer.
+
+    It need not be kept: the hooks go on without it.
+    """
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        *,
+        folder: Path,
+        writer: SummaryWriter | None,
+        modules: Mapping[str, nn.Module],
+        tensor_interval: int,
+        scalar_interval: int,
+        config: Mapping[str, Any],
+    ) -> None:
+        self._recorder = _Recorder(optimizers, scaler, folder, writer, modules, scalar_interval, config)
+        self._observer = StepObserver(
+            optimizers,
+            scaler,
+            on_step=self._recorder.on_step,
+            on_sighting=self._recorder.on_sighting,
+            names=self._recorder.names.name_of,
+            verify_interval=scalar_interval,
+            tensor_interval=tensor_interval,
+        )
+        _observers.add(self._observer)
+        self._releases = [observe_optimizer(each, self._observer) for each in optimizers.values()]
+        self._releases.append(observe_clipping(self._observer))
+        if scaler is not None:
+            self._releases.append(observe_scaler(scaler, self._observer))
+        self._scaler = None if scaler is None else weakref.ref(scaler)
+        _monitors.add(self)
+
+    @property
+    def writer(self) -> SummaryWriter:
+        """The run's `SummaryWriter`, for values of your own."""
+        return self._recorder.summary_writer
+
+    @property
+    def logdir(self) -> Path:
+        """The folder of the run."""
+        return self._recorder.folder
+
+    @property
+    def step(self) -> int:
+        """Number of the next step."""
+        return self._observer.next_step
+
+    @property
+    def skipped_steps(self) -> int:
+        """Skips known so far. On a device a step may be known a little after it closed."""
+        self._observer.drain()
+        return self._recorder.skipped_steps
+
+    def log_loss(self, loss: Tensor | float) -> None:
+        """Tell the loss of this step, where there is no enabled scaler to see it.
+
+        Called several times in a step (accumulation), the losses add up, as those of `scaler.scale` do. A loss
+        that is not a single number is summed. No host sync.
+
+        Raises:
+            TypeError: `loss` is neither a tensor nor a number.
+        """
+        if isinstance(loss, Tensor) and not loss.is_complex():
+            loss = loss.detach()
+            self._observer.loss_logged(hold(loss if loss.numel() == 1 else loss.double().sum()))
+        elif isinstance(loss, (int, float)):
+            self._observer.loss_logged(float(loss))
+        else:
+            raise TypeError(f"log_loss() takes a real tensor or a number, not {type(loss).__name__}: {loss!r}.")
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clip the gradients of all wrapped parameters together; see `tbnum.clip_grad_norm_`.
+
+        With an enabled scaler, gradients that still carry the loss scale are unscaled first.
+        """
+        if not float(max_norm) >= 0:
+            clip_grad_norm_([], max_norm)  # its error, before anything is unscaled
+        scaler = self._observer.scaler
+        optimizers = self._observer.optimizers().values()
+        if scaler is not None:
+            for optimizer in optimizers:
+                if _carries_the_scale(scaler, optimizer):
+                    scaler.unscale_(optimizer)
+        parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+        return clip_grad_norm_(parameters, max_norm)
+
+    def annotate(self, text: str, **data: Any) -> None:
+        """A note at the current step, shown in the panel. `data` is kept with it, as JSON can hold it."""
+        self._observer.sight("annotation", {**data, "text": str(text)})
+
+    def on_event(self, callback: Callable[[Event], None]) -> None:
+        """Call `callback(event)` for each event as it becomes known, explained by what is known then.
+
+        It runs on the training thread. An exception in it is reported once and does not reach the loop.
+        """
+        if not callable(callback):
+            raise TypeError(f"on_event() takes a function of one event, not {callback!r}.")
+        self._recorder.callbacks.append(callback)
+
+    def flush(self) -> None:
+        """Everything up to here is on disk when this returns. Waits for the device and for the disk."""
+        self._observer.drain(wait=True)
+        self._recorder.flush()
+
+    def close(self) -> None:
+        """Take every hook off, write what is left and close the files. A second call does nothing."""
+        if self not in _monitors:
+            return
+        _monitors.discard(self)
+        for release in self._releases:
+            release()
+        self._observer.finish()
+        self._recorder.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs so that a resumed run goes on in the same record."""
+        self._observer.drain(wait=True)
+        scaler = None if self._scaler is None else self._scaler()
+        return {
+            "version": _STATE_VERSION,
+            "step": self.step,
+            "skipped_steps": self._recorder.skipped_steps,
+            "session": self._recorder.session,
+            "loss_scale": scaler.get_scale() if scaler is not None and scaler.is_enabled() else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the checkpoint with this state was written: steps recorded after it are superseded.
+
+        Raises:
+            ValueError: not a state of a monitor, or one of a newer tbnum.
+        """
+        version = state.get("version") if isinstance(state, Mapping) else None
+        if version != _STATE_VERSION or not isinstance(state.get("step"), int):
+            raise ValueError(
+                f"this is no state of a tbnum monitor that tbnum {__version__} can read (version {version!r}, "
+                f"expected {_STATE_VERSION}): pass what monitor.state_dict() gave, or leave it out to start at step 0."
+            )
+        self._observer.next_step = state["step"]
+        self._recorder.resumed(state)
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and isinstance(error, Exception):
+            self._observer.sight("crash", {"error": f"{kind.__name__ if kind else ''}: {error}"})
+        self.close()
+
+
+class _Recorder:
+    """Turns steps and sightings into rows and events, and hands them to the log, the dashboards and callbacks."""
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        folder: Path,
+        writer: SummaryWriter | None,
+        modules: Mapping[str, nn.Module],
+        scalar_interval: int,
+        config: Mapping[str, Any],
+    ) -> None:
+        self.names = _Names(optimizers, modules)
+        self.callbacks: list[Callable[[Event], None]] = []
+        self.skipped_steps = 0
+        self.session = uuid.uuid4().hex
+        self.folder = folder
+        self._groups = {name: len(each.param_groups) for name, each in optimizers.items()}
+        meta = {
+            "format_version": FORMAT_VERSION,
+            "session": self.session,
+            "start_time": time.time(),
+            "first_step": 0,
+            "optimizers": {name: _described(each) for name, each in optimizers.items()},
+            "scaler": _settings(scaler),
+            "seed": torch.initial_seed(),
+            "config": dict(config),
+            "versions": {"tbnum": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "rank": None,
+            "world_size": 1,
+        }
+        self._explainer = LiveExplainer(meta)
+        self._log = LogWriter(folder, columns=step_columns(self._groups), meta=meta)
+        self._owns_writer = writer is None
+        self.summary_writer = _opened_writer(folder) if writer is None else writer
+        self._dashboards = Dashboards(self.summary_writer, scalar_interval)
+        # The end of the optimizer is the end of the recording, also where nobody called close().
+        weakref.finalize(self, _finish, self._log, self.summary_writer if self._owns_writer else None)
+        self._callback_failed = False
+
+    # -- from the observer ---------------------------------------------------------------------------------------
+
+    def on_step(self, record: StepRecord) -> None:
+        columns, row = self._row(record)
+        self.skipped_steps += record.skipped
+        self._log.append_step(row)
+        skipped_total, dashboards = self.skipped_steps, self._dashboards
+        self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
+        self._explainer.step(columns, row)
+        for name, one in record.optimizers.items():
+            kind = _kind_of_step(one)
+            if kind is not None:
+                data = _facts_of_step(kind, record, one)
+                self._event(Event(record.step, record.wall_time, kind, optimizer=self._label(name), data=data))
+
+    def on_sighting(self, sighting: Sighting) -> None:
+        self._event(
+            Event(
+                sighting.step, sighting.wall_time, sighting.kind, optimizer=sighting.optimizer, data=dict(sighting.data)
+            )
+        )
+
+    def _event(self, event: Event) -> None:
+        self._log.write_event(event)
+        explained = self._explainer.event(event)
+        for callback in self.callbacks:
+            try:
+                callback(explained)
+            except Exception as error:
+                if not self._callback_failed:
+                    self._callback_failed = True
+                    warnings.warn(
+                        f"a callback given to monitor.on_event() raised {type(error).__name__}: {error}; "
+                        "training goes on, and so do the callbacks.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+
+    def _row(self, record: StepRecord) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
+        groups = {
+            name: max(count, len(record.optimizers[name].lr) if name in record.optimizers else 0)
+            for name, count in self._groups.items()
+        }
+        if groups != self._groups:  # a parameter group was added
+            self._groups = groups
+            self._log.set_columns(step_columns(groups))
+        values: list[float | bool] = [
+            record.step,
+            record.wall_time,
+            record.loss,
+            record.micro_batches,
+            record.loss_scale,
+            record.growth_tracker,
+        ]
+        if len(groups) > 1:
+            values.append(record.skipped)
+        for name, count in groups.items():
+            one = record.optimizers.get(name, _ABSENT)
+            lr = one.lr + [math.nan] * (count - len(one.lr))
+            values += [one.grad_norm, one.grad_norm_clipped, one.clip_coef, one.max_norm, one.skipped]
+            values += [one.nonfinite_tensors, *lr, one.param_norm, one.update_norm]
+        return self._log.columns, tuple(values)
+
+    def _label(self, optimizer: str) -> str | None:
+        return optimizer if len(self._groups) > 1 else None
+
+    # -- from the monitor ----------------------------------------------------------------------------------------
+
+    def resumed(self, state: Mapping[str, Any]) -> None:
+        self.skipped_steps = int(state.get("skipped_steps", 0))
+        self._log.update_meta(first_step=state["step"])
+        data = {"from_step": state["step"], "previous_session": state.get("session")}
+        self._event(Event(state["step"], time.time(), "resume", data=data))
+
+    def flush(self) -> None:
+        self._log.flush()
+        if self._owns_writer:
+            self.summary_writer.flush()
+
+    def close(self) -> None:
+        _finish(self._log, self.summary_writer if self._owns_writer else None)
+
+
+_ABSENT = OptimizerRecord()
+
+
+def _finish(log: LogWriter, own_writer: SummaryWriter | None) -> None:
+    log.close()
+    if own_writer is not None:
+        own_writer.close()
+
+
+def _kind_of_step(one: OptimizerRecord) -> str | None:
+    if one.skipped:
+        return "skip"
+    if one.nonfinite_tensors > 0 or one.nonfinite_after > 0:
+        return "nonfinite_step"
+    return "norm_overflow" if math.isinf(one.grad_norm) else None
+
+
+def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "loss": record.loss,
+        "loss_scale": record.loss_scale,
+        "grad_norm": one.grad_norm,
+        "nonfinite_tensors": one.nonfinite_tensors,
+        "tensors": one.tensors,
+        "micro_batches": record.micro_batches,
+    }
+    if kind == "skip":
+        data["new_scale"] = record.new_scale
+    if kind == "nonfinite_step":
+        data["nonfinite_tensors"] = max(one.nonfinite_tensors, one.nonfinite_after)
+    if one.nonfinite_names:
+        data["nonfinite_names"] = one.nonfinite_names
+    if one.parameters_nonfinite is not None:
+        data["params_nonfinite"] = one.parameters_nonfinite
+    return data
+
+
+class _Names:
+    """Names of parameters: the model's where there is one, else their place in the optimizer."""
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], modules: Mapping[str, nn.Module]) -> None:
+        self._modules = {name: weakref.ref(module) for name, module in modules.items()}
+        self._several_optimizers = len(optimizers) > 1
+        self._labels = {id(optimizer): name for name, optimizer in optimizers.items()}
+
+    def name_of(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> str:
+        """Looked up anew each time: parameters may be added or replaced. For events, not for every step."""
+        for prefix, ref in self._modules.items():
+            module = ref()
+            for name, each in () if module is None else module.named_parameters():
+                if each is parameter:
+                    return f"{prefix}.{name}" if prefix else name
+        label = f"{self._labels.get(id(optimizer))}." if self._several_optimizers else ""
+        for number, group in enumerate(optimizer.param_groups):
+            for place, each in enumerate(group["params"]):
+                if each is parameter:
+                    return f"{label}group{number}.param{place}"
+        return f"{label}unknown"
+
+
+# -- what wrap() was given ---------------------------------------------------------------------------------------------
+
+
+def _optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
+    if not isinstance(given, Mapping):
+        return {"optimizer": _checked_optimizer(given, "optimizer")}
+    if not given:
+        raise ValueError("optimizer is an empty mapping; give at least one optimizer.")
+    for name in given:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"an optimizer's name must be a text without '/', since it begins column names: {name!r}.")
+    found = {name: _checked_optimizer(each, f"optimizer[{name!r}]") for name, each in given.items()}
+    if len({id(each) for each in found.values()}) < len(found):
+        raise ValueError(f"the same optimizer was given under several names: {', '.join(found)}.")
+    return found
+
+
+def _checked_optimizer(given: Any, what: str) -> torch.optim.Optimizer:
+    seen: list[Any] = []
+    inner = given
+    while not isinstance(inner, torch.optim.Optimizer):
+        seen.append(inner)
+        inner = getattr(inner, "optimizer", None) or getattr(inner, "_optimizer", None)
+        if inner is None or any(inner is each for each in seen):
+            raise TypeError(
+                f"{what} is {type(given).__name__} ({given!r:.80}), which is no torch.optim.Optimizer and wraps none; "
+                "pass the optimizer whose step() the loop calls."
+            )
+    if not any(group["params"] for group in inner.param_groups):
+        raise ValueError(f"{what} ({type(inner).__name__}) has no parameters; wrap it after they were added.")
+    return inner
+
+
+def _check_scaler(scaler: Any) -> None:
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        hint = " Loggers go to writer=, folders to logdir=." if isinstance(scaler, (str, os.PathLike)) else ""
+        raise TypeError(
+            f"scaler is {type(scaler).__name__} ({scaler!r:.80}), not a torch.amp.GradScaler; "
+            f"pass the scaler of the loop, or None where there is none.{hint}"
+        )
+
+
+def _modules(model: Any, optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, nn.Module]:
+    if model is None:
+        return {}
+    modules = dict(model) if isinstance(model, Mapping) else {"": model}
+    for name, module in modules.items():
+        if not isinstance(module, nn.Module):
+            what = f"model[{name!r}]" if name else "model"
+            raise TypeError(f"{what} is {type(module).__name__} ({module!r:.80}), not a torch.nn.Module.")
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    trained = {id(each) for group in groups for each in group["params"]}
+    if not any(id(parameter) in trained for module in modules.values() for parameter in module.parameters()):
+        kinds = ", ".join(type(module).__name__ for module in modules.values())
+        raise ValueError(
+            f"model ({kinds}) shares no parameter with the optimizer, so it cannot name its tensors; pass the model "
+            "that the optimizer was built from (and build the optimizer after the model was moved or converted)."
+        )
+    return modules
+
+
+def _folder(logdir: Any, writer: Any) -> Path:
+    if (logdir is None) == (writer is None):
+        both = "both" if logdir is not None else "neither"
+        raise ValueError(
+            f"wrap() takes exactly one of logdir= and writer=, and got {both} (logdir={logdir!r}, writer={writer!r}): "
+            "logdir='runs/name' lets tbnum open the run's SummaryWriter, writer= uses yours."
+        )
+    if writer is not None:
+        if not callable(getattr(writer, "add_scalar", None)) or not hasattr(writer, "file_writer"):
+            raise TypeError(
+                f"writer is {type(writer).__name__} ({writer!r:.80}), not a torch.utils.tensorboard.SummaryWriter; "
+                "for a folder use logdir=."
+            )
+        logdir = writer.log_dir
+    if not isinstance(logdir, (str, os.PathLike)):
+        raise TypeError(f"logdir is {type(logdir).__name__} ({logdir!r:.80}), not a path.")
+    path = os.fspath(logdir)
+    if isinstance(path, bytes) or not path:
+        raise ValueError(f"logdir is {path!r}; give the path of a folder as text.")
+    if "://" in path:
+        raise ValueError(f"logdir is {path!r}: tbnum writes to local folders only; write locally and copy or mount it.")
+    return Path(path).expanduser()
+
+
+def _already_wrapped(
+    optimizers: Mapping[str, torch.optim.Optimizer], scaler: torch.amp.GradScaler | None, folder: Path
+) -> Monitor | None:
+    for monitor in list(_monitors):
+        held = monitor._observer.optimizers()
+        its_scaler = None if monitor._scaler is None else monitor._scaler()
+        shared = {id(each) for each in held.values()} & {id(each) for each in optimizers.values()}
+        if not shared and (scaler is None or its_scaler is not scaler):
+            continue
+        same = {id(each) for each in held.values()} == {id(each) for each in optimizers.values()}
+        if not same or its_scaler is not scaler:
+            raise ValueError(
+                f"some of these objects are recorded already, by a monitor that writes to {str(monitor.logdir)!r} "
+                f"(optimizers {', '.join(held)}; scaler {type(its_scaler).__name__}). Wrap all of them in one call, "
+                "or close() that monitor first."
+            )
+        if folder.absolute() != monitor.logdir.absolute():
+            warnings.warn(
+                f"these objects are wrapped already and go on writing to {str(monitor.logdir)!r}; "
+                f"close() that monitor first to write to {str(folder)!r}.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return monitor
+    return None
+
+
+def _opened_writer(folder: Path) -> SummaryWriter:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder))
+
+
+def _carries_the_scale(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    state = scaler._per_optimizer_states.get(id(optimizer))
+    return (state is None or state["stage"].name == "READY") and any(
+        each.grad is not None for group in optimizer.param_groups for each in group["params"]
+    )
+
+
+def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    settings = {key: value for key, value in optimizer.defaults.items() if _is_plain(value)}
+    return {
+        "class": type(optimizer).__name__,
+        "groups": len(optimizer.param_groups),
+        "parameters": sum(len(group["params"]) for group in optimizer.param_groups),
+        "settings": settings,
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(each) for each in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _settings(scaler: torch.amp.GradScaler | None) -> dict[str, Any] | None:
+    if scaler is None:
+        return None
+    if not scaler.is_enabled():
+        return {"class": scaler.__class__.__name__, "enabled": False}
+    return {
+        "class": scaler.__class__.__name__,
+        "enabled": True,
+        "device": str(scaler._device),
+        "init_scale": float(scaler._init_scale),
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+    }

@@ -1,0 +1,1 @@
+"""The torch side: sees the training loop and changes nothing in it."""

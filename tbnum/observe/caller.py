@@ -1,0 +1,41 @@
+"""Where in the user's code a hook was reached from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+
+import torch
+
+__all__ = ["users_line", "users_stacklevel"]
+
+_TORCH, _TBNUM = os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
+_NOT_THE_USERS = (_TORCH + os.sep, _TBNUM + os.sep, "<frozen")
+
+
+def users_line() -> str | None:
+    """`file.py:12` of the nearest frame that is neither torch's nor tbnum's; None where there is none.
+
+    About 0.2 microseconds a frame: for events, not for every step.
+    """
+    frame, _ = _users_frame()
+    return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def users_stacklevel() -> int:
+    """The `stacklevel` that makes `warnings.warn` in the calling function point at the user's line."""
+    _, level = _users_frame()
+    return level
+
+
+def _users_frame() -> tuple[FrameType | None, int]:
+    """The frame, and how many frames above the one that called into this module it stands."""
+    frame: FrameType | None = sys._getframe(2)
+    level = 1
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            return frame, level
+        frame = frame.f_back
+        level += 1
+    return None, 2

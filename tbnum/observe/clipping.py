@@ -1,0 +1,117 @@
+"""Sees torch's own gradient clipping while a monitor lives.
+
+`torch.nn.utils` wraps its clipping functions in `_no_grad_wrapper`, a closure over the function proper. Swapping what
+that closure cell holds reaches every caller, also one that bound the name long ago (`from torch.nn.utils import
+clip_grad_norm_`), Lightning and Accelerate; replacing the module's attribute would not. A clip written by hand and
+FSDP1's own stay unseen here; that gradients changed is noticed all the same where they were measured before.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad as torch_clip_grad
+
+from tbnum.observe.steps import StepObserver
+
+__all__ = ["observe_clipping"]
+
+_BY_NORM, _BY_GIVEN_NORM, _BY_VALUE = "clip_grad_norm_", "_clip_grads_with_norm_", "clip_grad_value_"
+
+_observers: weakref.WeakSet[StepObserver] = weakref.WeakSet()
+_swapped: list[tuple[types.CellType, Callable[..., Any]]] = []
+_lock = threading.Lock()
+_inside = threading.local()  # a clip by norm calls the clip by a given norm: only the outermost counts
+
+
+def observe_clipping(observer: StepObserver) -> Callable[[], None]:
+    """Tell `observer` of every clip that touches its optimizers, until the function that is returned is called."""
+    with _lock:
+        if not _swapped:
+            _swap_in()
+        _observers.add(observer)
+    gone = weakref.finalize(observer, _swap_out_if_unused)
+    gone.atexit = False
+
+    def release() -> None:
+        gone.detach()
+        _observers.discard(observer)
+        _swap_out_if_unused()
+
+    return release
+
+
+def _swap_in() -> None:
+    for name in (_BY_NORM, _BY_GIVEN_NORM, _BY_VALUE):
+        wrapper = getattr(torch_clip_grad, name, None)
+        cells = [] if wrapper is None else list(wrapper.__closure__ or ())
+        for cell in cells:
+            original = cell.cell_contents
+            if callable(original) and getattr(original, "__name__", None) == name:
+                cell.cell_contents = _seen(original, name)
+                _swapped.append((cell, original))
+
+
+def _swap_out_if_unused() -> None:
+    with _lock:
+        if not _observers:
+            for cell, original in _swapped:
+                cell.cell_contents = original
+            _swapped.clear()
+
+
+def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or getattr(_inside, "clip", False):
+            return original(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+            parameters = _as_list(bound.arguments["parameters"])
+            max_norm = None if name == _BY_VALUE else float(bound.arguments["max_norm"])
+        except Exception:
+            return original(*args, **kwargs)  # torch's own error
+        if not parameters:
+            return _without_parameters(original, args, kwargs)
+        bound.arguments["parameters"] = parameters
+        touched = [(observer, observer.clip_begins(parameters, max_norm) or []) for observer in list(_observers)]
+        _inside.clip = True
+        try:
+            result = original(*bound.args, **bound.kwargs)
+        finally:
+            _inside.clip = False
+        total_norm = bound.arguments["total_norm"] if name == _BY_GIVEN_NORM else result
+        for observer, names in touched:
+            observer.clip_ended(names, parameters, max_norm, total_norm if isinstance(total_norm, Tensor) else None)
+        return result
+
+    return clip
+
+
+def _as_list(parameters: Any) -> list[Tensor]:
+    if isinstance(parameters, Tensor):
+        return [parameters]
+    if isinstance(parameters, types.GeneratorType) and parameters.gi_frame is None:
+        return []
+    return list(parameters)
+
+
+def _without_parameters(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch warns of an empty generator, at the line of its caller's caller: one frame further up from here."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = original(*args, **kwargs)
+    for warning in caught:
+        warnings.warn(warning.message, warning.category, stacklevel=4)
+    return result

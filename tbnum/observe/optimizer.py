@@ -1,0 +1,97 @@
+"""Sees the steps of an optimizer through torch's own public step hooks."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from tbnum.observe.steps import StepObserver
+
+__all__ = ["observe_optimizer"]
+
+
+def observe_optimizer(optimizer: torch.optim.Optimizer, observer: StepObserver) -> Callable[[], None]:
+    """Tell `observer` of every step, until the function that is returned is called.
+
+    The hooks hold the observer: it lives as long as the optimizer, also where the monitor was not kept.
+    """
+    hooks = _Hooks(observer)
+    # torch.compile of a step would trace the hooks, and break its graph on them: leave them out of it.
+    handles = [
+        optimizer.register_step_pre_hook(torch.compiler.disable(hooks.before)),
+        optimizer.register_step_post_hook(torch.compiler.disable(hooks.after)),
+    ]
+    ref = weakref.ref(optimizer)
+
+    def release() -> None:
+        if ref() is not None:
+            for handle in handles:
+                handle.remove()
+
+    return release
+
+
+class _Hooks:
+    def __init__(self, observer: StepObserver) -> None:
+        self._observer = observer
+        self._depth = 0
+
+    def before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        # A step that calls its base class's step fires the hooks twice: only the outermost counts. A depth alone
+        # would not do, since a step that raised has left without its post hook.
+        self._depth = self._depth + 1 if self._depth and _steps_on_the_stack(optimizer) > 1 else 1
+        if self._depth > 1:
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            self._observer.step_begins(optimizer)
+            return None
+        watched = self._watched(optimizer, closure)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        return (args[0], watched, *args[2:]), kwargs
+
+    def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._observer.step_ended(optimizer)
+
+    def _watched(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """With a closure, the gradients are there after its first return, not when the step begins."""
+        first = True
+
+        @functools.wraps(closure)
+        def watched() -> Any:
+            nonlocal first
+            result = closure()
+            if first:
+                first = False
+                self._observer.closure_returned(result)
+                self._observer.step_begins(optimizer)
+            return result
+
+        return watched
+
+
+def _steps_on_the_stack(optimizer: torch.optim.Optimizer) -> int:
+    """How many calls of this optimizer's `step` are running; about 0.1 microseconds a frame."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename == _TORCH_OPTIMIZER:
+            args = frame.f_locals.get("args")
+            count += bool(args) and args[0] is optimizer
+        frame = frame.f_back
+    return count
+
+
+_TORCH_OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__code__.co_filename

@@ -1,0 +1,763 @@
+"""Puts together what the hooks see into steps.
+
+`StepObserver` is told by the hooks what the loop does (a loss was scaled, its backward ran, gradients were
+unscaled, clipped, used, the scale was updated) and hands on one `StepRecord` for each step and a `Sighting` for each
+thing worth an event. It decides when a step closes, what is measured and when, and nothing else: it knows of no
+file, no format and no opinion.
+
+A step is one attempt to update. With an enabled scaler it closes at `scaler.update()` if `scaler.step` was called
+since the last one. Without, it closes when the optimizer has stepped; with several optimizers, when all have
+stepped or one steps again.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from tbnum.measure.norms import TensorNorms, combine, norms_of
+from tbnum.observe.caller import users_line, users_stacklevel
+from tbnum.observe.transfer import Number, Transfer, hold
+
+__all__ = ["OptimizerRecord", "Sighting", "StepObserver", "StepRecord"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+UNKNOWN = math.nan
+MAX_PENDING = 256  # steps whose device values may be under way; a device is never that far behind its host
+
+
+@dataclass
+class OptimizerRecord:
+    """What one optimizer did in one step. Unknown is NaN."""
+
+    grad_norm: float = UNKNOWN
+    grad_norm_clipped: float = UNKNOWN
+    clip_coef: float = UNKNOWN
+    max_norm: float = UNKNOWN
+    skipped: bool = False
+    nonfinite_tensors: float = UNKNOWN
+    nonfinite_names: list[str] = field(default_factory=list)  # up to 8 of them
+    nonfinite_after: float = 0.0  # gradients that were not finite when the optimizer got them, where that was looked at
+    tensors: int = 0  # gradients that there were
+    parameters: int = 0
+    parameters_nonfinite: bool | None = None  # looked at on a skip that the host knows of, else None
+    lr: list[float] = field(default_factory=list)  # of each parameter group
+    param_norm: float = UNKNOWN
+    update_norm: float = UNKNOWN
+
+
+@dataclass
+class StepRecord:
+    """One step, all of its values on the host. `optimizers` holds those that took part."""
+
+    step: int
+    wall_time: float
+    loss: float = UNKNOWN
+    micro_batches: float = UNKNOWN
+    loss_scale: float = UNKNOWN
+    growth_tracker: float = UNKNOWN
+    new_scale: float | None = None
+    scale_was_set: bool = False
+    optimizers: dict[str, OptimizerRecord] = field(default_factory=dict)
+
+    @property
+    def skipped(self) -> bool:
+        return any(record.skipped for record in self.optimizers.values())
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A thing seen in the loop that is no step: the kind of event that it makes, and its facts."""
+
+    kind: str
+    step: int
+    wall_time: float
+    data: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
+
+
+class Stage(enum.Enum):
+    """Where the gradients of an optimizer are on their way through a step."""
+
+    COLLECTING = enum.auto()  # backward adds to them
+    MEASURED = enum.auto()  # their norm before clipping is known
+    STEPPING = enum.auto()  # inside optimizer.step()
+    STEPPED = enum.auto()
+
+
+class _OpenOptimizer:
+    """One optimizer in the step that is open. Values are `Number`s until the step has closed."""
+
+    def __init__(self) -> None:
+        self.stage = Stage.COLLECTING
+        self.parameters: list[Tensor] = []  # that have a gradient, in the optimizer's order
+        self.before: list[TensorNorms] = []  # of the gradients as they were found
+        self.divisor: Number = 1.0  # what `before` still carries
+        self.after: list[TensorNorms] | None = None  # of what the optimizer got, where it was measured
+        self.after_divisor: Number = 1.0
+        self.after_nonfinite_elements: bool | None = None
+        self.sharded = False  # gradients are DTensors: the norms are those of this rank's part alone
+        self.coefficients: list[Number] = []  # of clips that covered every gradient
+        self.clipped = False  # a clip was seen
+        self.uncertain = False  # gradients changed in a way that `coefficients` does not tell
+        self.max_norms: set[float] = set()
+        self.version: int | None = None  # of the gradients when they were last looked at
+        self.found_inf: list[Number] = []
+        self.nonfinite_elements: bool | None = None  # where the host has looked
+        self.parameters_nonfinite: Number | None = None
+        self.lr: list[Number] = []
+        self.groups_parameters = 0
+        self.snapshot: list[Tensor] = []
+        self.param_norm: list[Number] = []
+        self.update_norm: list[Number] = []
+
+
+def _harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """Trouble of tbnum's own never reaches the training loop: it is told once, and the step goes on unrecorded."""
+
+    @functools.wraps(method)
+    def harmless(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            args[0]._trouble(error)  # type: ignore[attr-defined]
+            return None
+
+    return harmless
+
+
+class StepObserver:
+    """Follows the loop of some optimizers, and a scaler or none, from what the hooks tell it.
+
+    Holds optimizers and scaler weakly. Every method that hooks call is cheap where there is nothing to do, never
+    raises into the loop for trouble of its own, and adds no host sync (CPU tensors are read as they are).
+    """
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        *,
+        on_step: Callable[[StepRecord], None],
+        on_sighting: Callable[[Sighting], None],
+        names: Callable[[torch.optim.Optimizer, Tensor], str],
+        verify_interval: int,
+        tensor_interval: int,
+    ) -> None:
+        self._optimizers = {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
+        self._name_of = {id(optimizer): name for name, optimizer in optimizers.items()}
+        self._scaler = None if scaler is None else weakref.ref(scaler)
+        self._on_step = on_step
+        self._on_sighting = on_sighting
+        self._names = names
+        self._verify_interval = verify_interval
+        self._tensor_interval = tensor_interval
+        self.next_step = 0
+        self._open: dict[str, _OpenOptimizer] = {}
+        self._losses: list[Number] = []
+        self._logged_losses: list[Number] = []
+        self._closure_losses: list[Number] = []
+        self._backwards: set[int] = set()
+        self._loss_scale: Number = UNKNOWN
+        self._in_scaler_step: str | None = None
+        self._pending: deque[_Pending] = deque()
+        self._seen_once: set[tuple[str, str | None]] = set()
+        self._without_gradients: set[str] = set()
+        self.troubles = 0
+
+    # -- what the hooks ask ------------------------------------------------------------------------------------
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        scaler = None if self._scaler is None else self._scaler()
+        return scaler if scaler is not None and scaler.is_enabled() else None
+
+    def name_of(self, optimizer: torch.optim.Optimizer) -> str | None:
+        name = self._name_of.get(id(optimizer))
+        return name if name is not None and self._optimizers[name]() is optimizer else None
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Those that are still alive."""
+        alive = {name: ref() for name, ref in self._optimizers.items()}
+        return {name: optimizer for name, optimizer in alive.items() if optimizer is not None}
+
+    # -- losses ------------------------------------------------------------------------------------------------
+
+    @_harmless
+    def loss_logged(self, loss: Number) -> None:
+        """The user told of a loss. Where that happens in a step, only what the user told counts."""
+        self._logged_losses.append(loss)
+
+    @_harmless
+    def closure_returned(self, loss: Any) -> None:
+        """What the closure of `optimizer.step(closure)` gave back, at its first call."""
+        if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+            self._closure_losses = [hold(loss)]
+        elif isinstance(loss, (int, float)):
+            self._closure_losses = [float(loss)]
+
+    @_harmless
+    def backward_ran(self, loss: Number, graph_task: int) -> None:
+        """The backward of a loss that was given to the scaler has begun, without `create_graph`."""
+        self._losses.append(loss)
+        self._backwards.add(graph_task)
+
+    # -- the scaler --------------------------------------------------------------------------------------------
+
+    @_harmless
+    def unscaled(self, optimizer: torch.optim.Optimizer) -> None:
+        """`scaler.unscale_(optimizer)` has run: the gradients carry no scale now."""
+        name = self.name_of(optimizer)
+        scaler = self.scaler
+        if name is None or scaler is None or _capturing():
+            return
+        one = self._opened(name)
+        self._loss_scale = _held_scale(scaler)
+        if one.clipped:  # before unscale_: `before` was measured then, under the scale
+            one.uncertain = True
+            one.version = _version(one.parameters)
+            return
+        self._measure(one, optimizer, 1.0)
+
+    @_harmless
+    def scaler_step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        name = self.name_of(optimizer)
+        scaler = self.scaler
+        if name is None or scaler is None or _capturing():
+            return
+        self._in_scaler_step = name
+        one = self._open.get(name)
+        if one is not None and one.stage is Stage.STEPPED:
+            self._sight_once("update_missing", {"where": users_line()}, name)
+
+    @_harmless
+    def scaler_step_ended(self, optimizer: torch.optim.Optimizer, failed: bool) -> None:
+        name, self._in_scaler_step = self._in_scaler_step, None
+        scaler = self.scaler
+        if name is None or scaler is None:
+            return
+        if failed:
+            one = self._open.get(name)
+            if one is not None and one.stage is not Stage.STEPPED:
+                if not any(parameter.grad is not None for parameter in _parameters(optimizer)):
+                    self._sight_without_gradients(name, optimizer)
+                self._open.pop(name, None)
+            return
+        one = self._opened(name)
+        state = scaler._per_optimizer_states.get(id(optimizer))
+        if state is not None:
+            one.found_inf = [hold(found_inf) for found_inf in state["found_inf_per_device"].values()]
+        if one.stage is not Stage.STEPPED:  # the step hooks did not fire: the scaler asked the host, and skipped
+            one.lr = _learning_rates(optimizer)
+            one.stage = Stage.STEPPED
+            skipped = True
+        else:  # a fused kernel may have skipped inside; known here only where found_inf lives on the host
+            skipped = any(found_inf for found_inf in one.found_inf if isinstance(found_inf, float))
+        if skipped:
+            one.parameters_nonfinite = _any_nonfinite(_parameters(optimizer))
+
+    @_harmless
+    def update_begins(self, new_scale: float | Tensor | None) -> _Update | None:
+        """Before `scaler.update(new_scale)`. What it returns is to be given to `update_ended`."""
+        scaler = self.scaler
+        if scaler is None or scaler._scale is None or scaler._growth_tracker is None or _capturing():
+            return None
+        return _Update(
+            old_scale=hold(scaler._scale),
+            growth_tracker=hold(scaler._growth_tracker),
+            was_set=new_scale is not None,
+        )
+
+    @_harmless
+    def update_ended(self, update: _Update) -> None:
+        scaler = self.scaler
+        if scaler is None or scaler._scale is None:
+            return
+        update.new_scale = hold(scaler._scale)
+        if any(one.stage is Stage.STEPPED for one in self._open.values()):
+            self._close(update)
+            return
+        if self._open:  # unscaled, then abandoned: the next iteration begins anew
+            self._clear()
+        self._settle(_Pending(None, [], update, max(self.next_step - 1, 0), time.time()))
+
+    # -- the optimizer -----------------------------------------------------------------------------------------
+
+    @_harmless
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Inside `optimizer.step()`, with the gradients that it will use (after a closure's first return)."""
+        name = self.name_of(optimizer)
+        if name is None or _capturing():
+            return
+        scaler = self.scaler
+        if scaler is not None and self._in_scaler_step is None:
+            self._sight_once("step_bypassed_scaler", {"where": users_line()}, name)
+            return
+        if scaler is None and name in self._open and self._open[name].stage is Stage.STEPPED:
+            self._close(None)
+        if name in self._open and self._open[name].stage is Stage.STEPPING:
+            del self._open[name]  # the step before ended in an exception
+        one = self._opened(name)
+        one.lr = _learning_rates(optimizer)
+        grad_scale = getattr(optimizer, "grad_scale", None) if scaler is not None else None
+        divisor: Number = 1.0
+        if isinstance(grad_scale, Tensor):  # a fused optimizer that will unscale in its kernel
+            divisor = hold(grad_scale)
+            self._loss_scale = divisor
+        if one.stage is Stage.COLLECTING:
+            self._measure(one, optimizer, divisor)
+        elif self._must_look_again(one, optimizer):
+            self._measure_again(one, divisor)
+        if not one.parameters:
+            self._sight_without_gradients(name, optimizer)
+        else:
+            self._without_gradients.discard(name)
+        if self.next_step % self._tensor_interval == 0:
+            one.snapshot = [_wide(parameter.detach(), copy=True) for parameter in _parameters(optimizer)]
+        one.stage = Stage.STEPPING
+
+    @_harmless
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        name = self.name_of(optimizer)
+        one = None if name is None else self._open.get(name)
+        if one is None or one.stage is not Stage.STEPPING or _capturing():
+            return
+        if one.snapshot:
+            self._measure_update(one, optimizer)
+        one.stage = Stage.STEPPED
+        if self.scaler is None and all(
+            name in self._open and self._open[name].stage is Stage.STEPPED for name in self.optimizers()
+        ):
+            self._close(None)
+
+    # -- clipping ----------------------------------------------------------------------------------------------
+
+    @_harmless
+    def clip_begins(self, parameters: Sequence[Tensor], max_norm: float | None) -> list[str]:
+        """Before gradients are clipped, by norm or (`max_norm` None) by value.
+
+        Returns the names of the optimizers that the clip touches, to be given to `clip_ended`.
+        """
+        if _capturing() or max_norm == math.inf:
+            return []
+        clipped = {id(parameter) for parameter in parameters if parameter.grad is not None}
+        touched = []
+        for name, optimizer in self.optimizers().items():
+            if not any(id(parameter) in clipped for parameter in _parameters(optimizer)):
+                continue
+            one = self._open.get(name)
+            if one is not None and one.stage is Stage.STEPPED:
+                if self.scaler is not None:
+                    continue  # between step() and update() a clip changes nothing that counts
+                self._close(None)
+            touched.append(name)
+            self._before_clip(name, optimizer, max_norm)
+        return touched
+
+    def _before_clip(self, name: str, optimizer: torch.optim.Optimizer, max_norm: float | None) -> None:
+        one = self._opened(name)
+        scaler = self.scaler
+        if one.stage is Stage.COLLECTING or one.version != _version(_with_gradient(optimizer)):
+            divisor: Number = 1.0
+            if scaler is not None and not _is_unscaled(scaler, optimizer) and scaler._scale is not None:
+                divisor = hold(scaler._scale)
+                self._loss_scale = divisor
+                where = {"where": users_line(), "max_norm": max_norm, "loss_scale": _on_host(divisor)}
+                self._sight_once("clip_before_unscale", where, name)
+            if one.stage is Stage.COLLECTING or scaler is None:
+                self._measure(one, optimizer, divisor)  # without a scaler a later backward may have added to them
+            else:
+                one.uncertain = True
+        one.clipped = True
+
+    @_harmless
+    def clip_ended(
+        self, touched: Sequence[str], parameters: Sequence[Tensor], max_norm: float | None, total_norm: Tensor | None
+    ) -> None:
+        """After the clip. `total_norm` is the norm that the clip went by."""
+        covered = {id(parameter) for parameter in parameters}
+        for name in touched:
+            one = self._open.get(name)
+            if one is None:
+                continue
+            if max_norm is not None:
+                one.max_norms.add(max_norm)
+            partial = any(id(each) not in covered for each in one.parameters)
+            if partial or max_norm is None or total_norm is None or hasattr(total_norm, "_local_tensor"):
+                one.uncertain = True
+            else:
+                one.coefficients.append(_coefficient(max_norm, hold(total_norm)))
+            one.version = _version(one.parameters)
+
+    # -- closing -----------------------------------------------------------------------------------------------
+
+    @_harmless
+    def drain(self, wait: bool = False) -> None:
+        """Hand on the steps whose values have reached the host, in order. With `wait`, all."""
+        while self._pending and (wait or len(self._pending) > MAX_PENDING or self._pending[0].ready()):
+            self._hand_on(self._pending.popleft())
+
+    @_harmless
+    def finish(self) -> None:
+        """Close a step that only some optimizers have taken, and hand on everything."""
+        if any(one.stage is Stage.STEPPED for one in self._open.values()):
+            self._close(None)
+        self._clear()
+        self.drain(wait=True)
+
+    def _opened(self, name: str) -> _OpenOptimizer:
+        return self._open.setdefault(name, _OpenOptimizer())
+
+    def _clear(self) -> None:
+        self._open = {}
+        self._losses = []
+        self._logged_losses = []
+        self._closure_losses = []
+        self._backwards = set()
+        self._loss_scale = UNKNOWN
+
+    def _close(self, update: _Update | None) -> None:
+        losses = self._logged_losses or self._losses or self._closure_losses
+        micro_batches = len(self._backwards) or len(losses)
+        record = StepRecord(self.next_step, time.time(), micro_batches=micro_batches or UNKNOWN)
+        stepped = {name: one for name, one in self._open.items() if one.stage is Stage.STEPPED}
+        pending = _Pending(record, losses, update, record.step, record.wall_time, self._loss_scale, stepped)
+        self.next_step += 1
+        self._clear()
+        self._settle(pending)
+
+    def _settle(self, pending: _Pending) -> None:
+        pending.send()
+        self._pending.append(pending)
+        self.drain()
+
+    def _hand_on(self, pending: _Pending) -> None:
+        record = pending.receive(self._names, self._optimizers)
+        if record is not None:
+            self._on_step(record)
+        update = pending.update
+        if update is None:
+            return
+        old, new = _on_host(update.old_scale), _on_host(update.new_scale)
+        if update.was_set:
+            kind = "scale_set"
+        elif new != old:
+            kind = "scale_growth" if new > old else "scale_backoff"
+        else:
+            return
+        self._on_sighting(
+            Sighting(kind, pending.step, pending.wall_time, {"old_scale": old, "new_scale": new}, None)
+        )
+
+    # -- measuring ---------------------------------------------------------------------------------------------
+
+    def _measure(self, one: _OpenOptimizer, optimizer: torch.optim.Optimizer, divisor: Number) -> None:
+        """The norms of the gradients as they are now, before clipping; forgets an earlier measurement."""
+        one.parameters = _with_gradient(optimizer)
+        one.groups_parameters = sum(len(group["params"]) for group in optimizer.param_groups)
+        one.sharded = any(hasattr(parameter.grad, "_local_tensor") for parameter in one.parameters)
+        one.before, one.nonfinite_elements = _measured(_gradients(one.parameters))
+        one.divisor = divisor
+        one.coefficients, one.max_norms = [], set()
+        one.clipped = one.uncertain = False
+        one.version = _version(one.parameters)
+        one.stage = Stage.MEASURED
+
+    def _measure_again(self, one: _OpenOptimizer, divisor: Number) -> None:
+        """The norms of what the optimizer gets, where they cannot be told from what was seen."""
+        one.after, one.after_nonfinite_elements = _measured(_gradients(one.parameters))
+        one.after_divisor = divisor
+
+    def _must_look_again(self, one: _OpenOptimizer, optimizer: torch.optim.Optimizer) -> bool:
+        if one.uncertain or one.version != _version(_with_gradient(optimizer)):
+            one.uncertain = True
+            return True
+        return one.clipped and self.next_step % self._verify_interval == 0
+
+    def _measure_update(self, one: _OpenOptimizer, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [parameter.detach() for parameter in _parameters(optimizer)]
+        if len(parameters) == len(one.snapshot):
+            changes = torch._foreach_sub([_wide(parameter) for parameter in parameters], one.snapshot)
+            one.update_norm = [hold(norms.total()) for norms in norms_of(changes)]
+            one.param_norm = [hold(norms.total()) for norms in norms_of(parameters)]
+        one.snapshot = []
+
+    # -- sightings ---------------------------------------------------------------------------------------------
+
+    def sight(self, kind: str, data: Mapping[str, Any], optimizer: str | None = None) -> None:
+        self._on_sighting(Sighting(kind, self.next_step, time.time(), data, optimizer))
+
+    def _sight_once(self, kind: str, data: Mapping[str, Any], optimizer: str | None = None) -> None:
+        """A mistake in the loop is made at every step: one event for each place in the user's code."""
+        key = (kind, data.get("where"))
+        if key not in self._seen_once:
+            self._seen_once.add(key)
+            self.sight(kind, data, self._label(optimizer))
+
+    @_harmless
+    def backward_under_autocast(self) -> None:
+        self._sight_once("backward_under_autocast", {"where": users_line()})
+
+    def _trouble(self, error: Exception) -> None:
+        self.troubles += 1
+        if self.troubles == 1:
+            warnings.warn(
+                f"tbnum could not follow a step and goes on without it ({type(error).__name__}: {error}). "
+                "Training is not affected; the record lacks what it could not see.",
+                RuntimeWarning,
+                stacklevel=users_stacklevel(),
+            )
+
+    def _sight_without_gradients(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        if name not in self._without_gradients:
+            self._without_gradients.add(name)
+            self.sight("no_gradients", {"parameters": len(_parameters(optimizer))}, self._label(name))
+
+    def _label(self, name: str | None) -> str | None:
+        return name if len(self._optimizers) > 1 else None
+
+
+@dataclass
+class _Update:
+    """One call of `scaler.update()`."""
+
+    old_scale: Number
+    growth_tracker: Number
+    was_set: bool
+    new_scale: Number = UNKNOWN
+
+
+class _Pending:
+    """A step (or a lone update) that has closed and whose numbers may still be on a device."""
+
+    def __init__(
+        self,
+        record: StepRecord | None,
+        losses: list[Number],
+        update: _Update | None,
+        step: int,
+        wall_time: float,
+        loss_scale: Number = UNKNOWN,
+        optimizers: Mapping[str, _OpenOptimizer] | None = None,
+    ) -> None:
+        self.record = record
+        self.losses = losses
+        self.update = update
+        self.step = step
+        self.wall_time = wall_time
+        self.loss_scale = loss_scale
+        self.optimizers = dict(optimizers or {})
+        self._transfer: Transfer | None = None
+
+    def send(self) -> None:
+        numbers = self._lists()
+        self._transfer = Transfer([number for each in numbers for number in each])
+        self._lengths = [len(each) for each in numbers]
+
+    def ready(self) -> bool:
+        assert self._transfer is not None
+        return self._transfer.ready()
+
+    def _lists(self) -> list[list[Number]]:
+        """Every number of the step, list by list; `receive` takes them in the same order."""
+        update = self.update
+        scales = [] if update is None else [update.old_scale, update.growth_tracker, update.new_scale]
+        lists: list[list[Number]] = [self.losses, [self.loss_scale], scales]
+        for one in self.optimizers.values():
+            lists += [
+                [each.total() for each in one.before],
+                [one.divisor],
+                [each.nonfinite() for each in one.before],
+                [each.total() for each in one.after or []],
+                [one.after_divisor],
+                [each.nonfinite() for each in one.after or []],
+                one.coefficients,
+                one.found_inf,
+                one.lr,
+                one.param_norm,
+                one.update_norm,
+                [] if one.parameters_nonfinite is None else [one.parameters_nonfinite],
+            ]
+        return [[hold(each) if _is_cpu(each) else each for each in numbers] for numbers in lists]
+
+    def receive(
+        self,
+        names: Callable[[torch.optim.Optimizer, Tensor], str],
+        refs: Mapping[str, weakref.ref[torch.optim.Optimizer]],
+    ) -> StepRecord | None:
+        assert self._transfer is not None
+        flat = iter(self._transfer.values())
+        lists = iter([[next(flat) for _ in range(length)] for length in self._lengths])
+        losses, (loss_scale,), scales = next(lists), next(lists), next(lists)
+        if self.update is not None:
+            self.update.old_scale, self.update.growth_tracker, self.update.new_scale = scales
+        record = self.record
+        if record is None:
+            return None
+        record.loss = sum(losses) if losses else UNKNOWN
+        record.loss_scale = loss_scale
+        if self.update is not None:
+            record.growth_tracker = _on_host(self.update.growth_tracker)
+            record.new_scale = _on_host(self.update.new_scale)
+            record.scale_was_set = self.update.was_set
+        for name, one in self.optimizers.items():
+            values = [next(lists) for _ in range(12)]
+            record.optimizers[name] = _received(one, values)
+            optimizer = refs[name]()
+            one_record = record.optimizers[name]
+            if (one_record.nonfinite_tensors > 0 or one_record.nonfinite_after > 0) and optimizer is not None:
+                record.optimizers[name].nonfinite_names = _nonfinite_names(one, optimizer, names)
+        return record
+
+
+def _received(one: _OpenOptimizer, values: list[list[float]]) -> OptimizerRecord:
+    before, (divisor,), nonfinite, after, (after_divisor,), after_nonfinite, *rest = values
+    coefficients, found_inf, lr, param, update, bad = rest
+    record = OptimizerRecord(tensors=len(one.parameters), parameters=one.groups_parameters, lr=lr)
+    record.skipped = any(found_inf) if found_inf else False
+    record.parameters_nonfinite = bool(bad[0]) if bad else None
+    if one.parameters:
+        record.grad_norm = _ratio(combine(before), divisor)
+        record.nonfinite_tensors = sum(nonfinite)
+        if (found_inf and not record.skipped) or one.nonfinite_elements is False:
+            record.nonfinite_tensors = 0.0  # finite elements, whose norm is not
+        record.nonfinite_after = sum(after_nonfinite) if one.after_nonfinite_elements is not False else 0.0
+    else:
+        record.nonfinite_tensors = 0.0
+    if one.sharded:
+        record.grad_norm = UNKNOWN  # this rank's part of a norm is no norm
+    record.max_norm = next(iter(one.max_norms)) if len(one.max_norms) == 1 else UNKNOWN
+    if record.skipped:  # nothing of this batch reached the optimizer
+        return record
+    coefficient = math.prod(coefficients)
+    if after:
+        record.grad_norm_clipped = UNKNOWN if one.sharded else _ratio(combine(after), after_divisor)
+    elif coefficient == 0 and record.nonfinite_tensors == 0:
+        record.grad_norm_clipped = 0.0  # finite elements whose norm overflowed: clipping left nothing
+    elif one.parameters:
+        record.grad_norm_clipped = record.grad_norm * coefficient
+    if one.uncertain:
+        record.clip_coef = _ratio(record.grad_norm_clipped, record.grad_norm)
+    elif one.clipped:
+        record.clip_coef = coefficient
+    record.param_norm = combine(param)
+    record.update_norm = combine(update)
+    return record
+
+
+def _nonfinite_names(
+    one: _OpenOptimizer, optimizer: torch.optim.Optimizer, names: Callable[[torch.optim.Optimizer, Tensor], str]
+) -> list[str]:
+    """Up to 8 names. Called where a step was not finite; reads (P,) norms from the device then."""
+    found: list[int] = []
+    for each in one.after or one.before:
+        found += [at for at, norm in zip(each.index, each.norms.tolist(), strict=True) if not math.isfinite(norm)]
+    return [names(optimizer, one.parameters[at]) for at in sorted(found)[:8]]
+
+
+# -- small questions, all of them without a sync on a device -------------------------------------------------------
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _with_gradient(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+
+
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Of a DTensor only this rank's part: asking it for a norm would run a collective, which can hang."""
+    gradients = (parameter.grad for parameter in parameters)
+    return [getattr(each, "_local_tensor", each).detach() for each in gradients if each is not None]
+
+
+def _measured(gradients: list[Tensor]) -> tuple[list[TensorNorms], bool | None]:
+    """Norms, and whether elements are NaN or inf where the host has looked (on the CPU, where a norm is)."""
+    norms = norms_of(gradients)
+    if not any(_on_cpu_and_nonfinite(each) for each in norms):
+        return norms, None
+    # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
+    return norms, any(not bool(torch.isfinite(_values(each)).all()) for each in gradients)
+
+
+def _version(parameters: Iterable[Tensor]) -> int:
+    """Changes when a gradient was written to or replaced. About 0.1 microseconds a tensor, on the host alone."""
+    return hash(tuple((id(grad), grad._version) for grad in [each.grad for each in parameters] if grad is not None))
+
+
+def _learning_rates(optimizer: torch.optim.Optimizer) -> list[Number]:
+    return [_as_number(group.get("lr", UNKNOWN)) for group in optimizer.param_groups]
+
+
+def _as_number(value: Any) -> Number:
+    return hold(value) if isinstance(value, Tensor) else float(value)
+
+
+def _wide(tensor: Tensor, copy: bool = False) -> Tensor:
+    """A difference of two 16-bit numbers rounds away: take it in float32."""
+    return tensor.to(torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype, copy=copy)
+
+
+def _ratio(value: float, by: float) -> float:
+    return value / by if by else UNKNOWN
+
+
+def _is_cpu(number: Number) -> bool:
+    return isinstance(number, Tensor) and number.device.type == "cpu"
+
+
+def _on_host(number: Number) -> float:
+    """The value where the host has it already, else NaN: asking a device would make the host wait."""
+    return number if isinstance(number, float) else UNKNOWN
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout is torch.strided else gradient.coalesce()._values()
+
+
+def _on_cpu_and_nonfinite(norms: TensorNorms) -> bool:
+    return norms.norms.device.type == "cpu" and not bool(torch.isfinite(norms.norms).all())
+
+
+def _any_nonfinite(tensors: list[Tensor]) -> Number | None:
+    """1.0 where any element of any tensor is NaN or inf; one pass over them."""
+    if not tensors or len({tensor.device for tensor in tensors}) > 1:
+        return None
+    (norms,) = norms_of([tensor.detach() for tensor in tensors])
+    return hold(norms.nonfinite() > 0)
+
+
+def _coefficient(max_norm: float, total_norm: Number) -> Number:
+    """torch's rule: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html"""
+    coefficient = max_norm / (total_norm + 1e-6)
+    if isinstance(coefficient, Tensor):
+        return coefficient.clamp(max=1.0)
+    return coefficient if coefficient < 1.0 or math.isnan(coefficient) else 1.0
+
+
+def _held_scale(scaler: torch.amp.GradScaler) -> Number:
+    return UNKNOWN if scaler._scale is None else hold(scaler._scale)
+
+
+def _is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    state = scaler._per_optimizer_states.get(id(optimizer))  # a plain look-up would make an entry
+    return state is not None and state["stage"].name == "UNSCALED"
+
+
+def _capturing() -> bool:
+    """Under CUDA-graph capture nothing may be recorded: the kernels would run again at every replay."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
