@@ -24,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 
 from tbnum.explain import CAUSES, Finding, explain_run, findings
-from tbnum.explain.summary import group_events, skipped_steps, summarize, worth_reading
+from tbnum.explain.summary import group_events, skipped_steps, step_count, summarize, worth_reading
 from tbnum.explain.words import count_text, number_text, scale_text, share_text
 from tbnum.log.reader import Run, read
 from tbnum.log.schema import SEVERITIES, Event
@@ -155,7 +155,7 @@ def _listed(runs: Mapping[str, Run]) -> str:
 def _usable(run: Run) -> Run:
     """`run`, if anything of it could be read."""
     try:
-        nothing = not len(run.steps["step"]) and not run.raw_events
+        nothing = not step_count(run) and not run.raw_events
         problems = run.problems
     except (OSError, ValueError) as error:
         raise UnusableInput(f"cannot read the run {run.name!r}: {error}") from None
@@ -170,10 +170,7 @@ def _usable(run: Run) -> Run:
 def _report(arguments: argparse.Namespace) -> int:
     runs = _runs(arguments)
     if arguments.json:
-        summaries = []
-        for name, run in runs.items():
-            summary = summarize(_usable(run), run.events, findings(run, run.events))
-            summaries.append({"run": name, "ended": run.totals.ended, "problems": run.problems, **summary})
+        summaries = [_run_as_json(name, _usable(run)) for name, run in runs.items()]
         _write_json(sys.stdout, {"version": JSON_VERSION, "logdir": arguments.logdir, "runs": summaries})
         return 0
     for index, (name, run) in enumerate(runs.items()):
@@ -181,6 +178,13 @@ def _report(arguments: argparse.Namespace) -> int:
             print()
         _print_report(arguments.logdir, name, _usable(run))
     return 0
+
+
+def _run_as_json(name: str, run: Run) -> dict[str, Any]:
+    events = run.events
+    summary = summarize(run, events, findings(run, events))
+    problems = {"problems": run.problems}
+    return {"run": name, "ended": run.totals.ended, **summary, **problems, "events": _as_records(events)}
 
 
 def _print_report(logdir: str, name: str, run: Run) -> None:
@@ -196,7 +200,7 @@ def _print_report(logdir: str, name: str, run: Run) -> None:
         for finding in found:
             _print_finding(finding, "    ")
     for problem in run.problems:
-        _print_wrapped(f"unreadable: {problem}", "  ")
+        _print_wrapped(problem, "  unreadable  ")
 
 
 def _print_heading(name: str, run: Run, summary: Mapping[str, Any]) -> None:
@@ -229,7 +233,8 @@ def _print_numbers(summary: Mapping[str, Any]) -> None:
         rows.append(("loss", text))
     if scale := summary["loss_scale"]:
         text = f"start {scale_text(scale['first'])}   last {scale_text(scale['last'])}"
-        text += f"   lowest {scale_text(scale['lowest'])}"
+        if scale["lowest"] < min(scale["first"], scale["last"]):
+            text += f"   lowest {scale_text(scale['lowest'])}"
         if scale["held"] is not None:
             text += f"   longest held {scale_text(scale['held'])} ({count_text(scale['held_steps'], 'step')})"
         rows.append(("loss scale", text))
@@ -238,7 +243,7 @@ def _print_numbers(summary: Mapping[str, Any]) -> None:
         text += f"{share_text(clip['clipped'], clip['known'])} of the steps clipped"
         rows.append(("clipping", f"{clip['optimizer']}: {text}" if clip["optimizer"] else text))
     for label, text in rows:
-        print(f"  {label:<10}  {text}")
+        _print_wrapped(text, f"  {label:<10}  ")
 
 
 def _print_causes(summary: Mapping[str, Any]) -> None:
@@ -279,10 +284,12 @@ def _print_finding(finding: Finding, indent: str) -> None:
     _print_wrapped(finding.remedy, indent + "  ")
 
 
-def _print_wrapped(text: str, indent: str) -> None:
+def _print_wrapped(text: str, first: str) -> None:
+    """Prints `text` behind `first`, further lines below its beginning."""
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    further = " " * len(first)
     if text:
-        print(textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False))
+        print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False))
 
 
 def _coloured(severity: str) -> str:
@@ -304,7 +311,7 @@ def _check(arguments: argparse.Namespace) -> int:
     allowed = SEVERITIES.index(arguments.max_severity)
     results: list[dict[str, Any]] = []
     for name, run in _runs(arguments).items():
-        total, skipped = len(_usable(run).steps["step"]), skipped_steps(run)
+        total, skipped = step_count(_usable(run)), skipped_steps(run)
         found = [f for f in findings(run, run.events) if SEVERITIES.index(f.severity) > allowed]
         if total == 0:
             found.append(Finding("no_steps", "error", "No steps were recorded", "The log holds no step.", _NO_STEPS))
@@ -388,15 +395,13 @@ def _output(name: str, *, binary: bool) -> Iterator[IO[Any]]:
 def _measured_nan(run: Run, name: str) -> np.ndarray:
     """Where a NaN of a column is a measured one: (S,) bool. Everywhere else it means unknown."""
     *prefix, column = name.split("/")
-    if column == "loss":
-        measured = run.steps.get("micro_batches", np.zeros(len(run.steps["step"]))) >= 1
-    elif column in ("grad_norm", "grad_norm_clipped"):
-        measured = ~np.isnan(
-            run.steps.get("/".join([*prefix, "nonfinite_tensors"]), np.full(len(run.steps["step"]), math.nan))
-        )
-    else:
-        measured = np.zeros(len(run.steps["step"]), bool)
-    return np.isnan(run.steps[name]) & measured
+    nan = np.isnan(run.steps[name])
+    if column == "loss" and "micro_batches" in run.steps:
+        return nan & (run.steps["micro_batches"] >= 1)
+    count = "/".join([*prefix, "nonfinite_tensors"])
+    if column in ("grad_norm", "grad_norm_clipped") and count in run.steps:
+        return nan & ~np.isnan(run.steps[count])
+    return np.zeros_like(nan)
 
 
 CSV_ROWS = 20_000  # as text in memory at once
@@ -407,7 +412,7 @@ def _write_steps_csv(stream: IO[str], run: Run) -> None:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(run.steps)
     nan = {name: _measured_nan(run, name) for name, values in run.steps.items() if values.dtype.kind == "f"}
-    for start in range(0, len(run.steps["step"]), CSV_ROWS):
+    for start in range(0, step_count(run), CSV_ROWS):
         rows = slice(start, start + CSV_ROWS)
         columns = []
         for name, values in run.steps.items():
@@ -429,8 +434,9 @@ def _write_events_csv(stream: IO[str], run: Run) -> None:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(EVENT_FIELDS)
     for event in run.events:
-        data = json.dumps(_plain(event.data), ensure_ascii=False)
-        writer.writerow([data if name == "data" else getattr(event, name) for name in EVENT_FIELDS])
+        record = {name: getattr(event, name) for name in EVENT_FIELDS}
+        record["data"] = json.dumps(_plain(event.data), ensure_ascii=False)
+        writer.writerow(record.values())
 
 
 def _write_steps_json(stream: IO[str], run: Run) -> None:
@@ -449,8 +455,11 @@ def _write_steps_json(stream: IO[str], run: Run) -> None:
 
 
 def _write_events_json(stream: IO[str], run: Run) -> None:
-    events = [dataclasses.asdict(event) for event in run.events]
-    _write_json(stream, {"version": JSON_VERSION, "run": run.name, "events": events})
+    _write_json(stream, {"version": JSON_VERSION, "run": run.name, "events": _as_records(run.events)})
+
+
+def _as_records(events: Sequence[Event]) -> list[dict[str, Any]]:
+    return [{name: getattr(event, name) for name in EVENT_FIELDS} for event in events]
 
 
 def _write_json(stream: IO[str], value: Any) -> None:
@@ -521,7 +530,7 @@ class _Progress:
         self._next = 0.0
 
     def show(self, run: Run) -> None:
-        totals, losses = run.totals, run.steps["loss"]
+        totals, losses = run.totals, run.steps.get("loss", ())
         text = f"step {totals.last_step}  skipped {totals.skipped_steps:,} of {totals.steps:,}"
         if len(losses) and not math.isnan(losses[-1]):
             text += f"  loss {number_text(float(losses[-1]))}"

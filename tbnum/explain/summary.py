@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,11 +14,11 @@ from tbnum.explain.record import Record
 from tbnum.explain.rules import CAUSES
 from tbnum.log.schema import Event
 
-__all__ = ["EventGroup", "group_events", "skipped_steps", "summarize", "worth_reading"]
+__all__ = ["EventGroup", "group_events", "skipped_steps", "step_count", "summarize", "worth_reading"]
 
 
 def summarize(record: Record, events: Sequence[Event], found: Sequence[Finding]) -> dict[str, Any]:
-    """Numbers, all events and findings of a run. Unknown is None. O(events), and a few passes over the columns."""
+    """The numbers and findings of a run. Unknown is None. O(events), and a few passes over the columns."""
     steps, meta = record.steps, record.meta
     number, wall_time = steps.get("step", np.empty(0, np.int64)), steps.get("wall_time", np.empty(0))
     count = len(number)
@@ -33,8 +34,12 @@ def summarize(record: Record, events: Sequence[Event], found: Sequence[Finding])
         "loss_scale": _loss_scale(record),
         "clipping": _clipping(record),
         "findings": [dataclasses.asdict(finding) for finding in found],
-        "events": [dataclasses.asdict(event) for event in events],
     }
+
+
+def step_count(record: Record) -> int:
+    """Steps recorded. A log that holds none yet has no columns either."""
+    return len(record.steps.get("step", ()))
 
 
 def skipped_steps(record: Record) -> int:
@@ -78,7 +83,7 @@ def _sort(event: Event) -> tuple[str, str | None, str | None, bool]:
 
 def _skipped(record: Record, events: Sequence[Event]) -> dict[str, Any]:
     """Skipped steps, and by cause the skips (one an optimizer)."""
-    steps, total = skipped_steps(record), len(record.steps.get("step", ()))
+    steps, total = skipped_steps(record), step_count(record)
     causes: dict[str, dict[str, int]] = {}
     for event in events:
         if event.kind == "skip":
@@ -95,13 +100,13 @@ def _loss(record: Record) -> dict[str, Any] | None:
     if loss is None:
         return None
     nonfinite, finite = nonfinite_losses(record), np.flatnonzero(np.isfinite(loss))
-    measured = np.union1d(nonfinite, finite)
-    if not len(measured):
+    if not len(nonfinite) and not len(finite):
         return None
+    ends = [rows[at] for rows in (nonfinite, finite) if len(rows) for at in (0, -1)]  # the others are unknown
     best = finite[np.argmin(loss[finite])] if len(finite) else None
     return {
-        "first": float(loss[measured[0]]),
-        "last": float(loss[measured[-1]]),
+        "first": float(loss[min(ends)]),
+        "last": float(loss[max(ends)]),
         "best": float(loss[best]) if best is not None else None,
         "best_step": int(record.steps["step"][best]) if best is not None else None,
         "nonfinite_steps": len(nonfinite),
@@ -114,15 +119,21 @@ def _loss_scale(record: Record) -> dict[str, Any] | None:
     if not known.any():
         return None
     skipped = record.steps.get("skipped", np.zeros(len(scale), bool))
-    levels, counts = np.unique(scale[known & ~skipped], return_counts=True)
-    scale = scale[known]
+    scale, taken = scale[known], ~skipped[known]
+    starts = np.flatnonzero(np.diff(scale, prepend=np.nan) != 0)  # rows at which the scale is another one
+    steps_at: Counter[float] = Counter()
+    for level, count in zip(
+        scale[starts].tolist(), np.add.reduceat(taken, starts, dtype=np.int64).tolist(), strict=True
+    ):
+        steps_at[level] += count
+    held, held_steps = max(steps_at.items(), key=lambda item: item[1])
     return {
         "first": float(scale[0]),
         "last": float(scale[-1]),
         "lowest": float(scale.min()),
         "highest": float(scale.max()),
-        "held": float(levels[np.argmax(counts)]) if len(levels) else None,
-        "held_steps": int(counts.max()) if len(levels) else 0,
+        "held": held if held_steps else None,
+        "held_steps": held_steps,
     }
 
 

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tbnum.cli
+from tbnum.log.schema import Event, step_columns
+from tbnum.log.writer import LogWriter
+
+NAN, INF = math.nan, math.inf
+COLUMNS = step_columns({"adam": 1})
+META = {"first_step": 0, "scaler": {"growth_interval": 200}, "optimizers": {"adam": {"class": "Adam"}}}
+START = 1.7e9
+
+
+class Recorder:
+    """Writes a log as the monitor would: torch's scaler policy, one overflow where it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = LogWriter(folder, columns=COLUMNS, meta=META)
+        self.scale = 65536.0
+        self.next = 0
+
+    def step(self, loss: float = 2.5, overflow: bool = False) -> None:
+        step, wall_time, scale = self.next, START + self.next, self.scale
+        norm = INF if overflow else 2.0
+        if overflow:
+            self.scale /= 2
+            facts = {"loss": loss, "loss_scale": scale, "new_scale": self.scale, "grad_norm": norm}
+            facts |= {"nonfinite_tensors": 3, "tensors": 12, "micro_batches": 1}
+            self.log.write_event(Event(step, wall_time, "skip", data=facts))
+            change = {"old_scale": scale, "new_scale": self.scale}
+            self.log.write_event(Event(step, wall_time, "scale_backoff", data=change))
+        values = dict.fromkeys(COLUMNS, NAN) | {"step": step, "wall_time": wall_time, "loss": loss, "micro_batches": 1}
+        values |= {"loss_scale": scale, "grad_norm": norm, "skipped": overflow, "nonfinite_tensors": 3 * overflow}
+        values |= {"clip_coef": NAN if overflow else 0.5, "max_norm": 1.0, "lr": 1e-3}
+        self.log.append_step(tuple(values[name] for name in COLUMNS))
+        self.next += 1
+
+    def note(self, text: str) -> None:
+        self.log.write_event(Event(self.next, START + self.next, "annotation", data={"text": text}))
+
+
+def record(folder: Path, steps: int = 120, overflow_at: int | None = 60, nan_from: int | None = None) -> None:
+    recorder = Recorder(folder)
+    for step in range(steps):
+        nan = nan_from is not None and step >= nan_from
+        recorder.step(NAN if nan else 2.5 - 0.01 * step, overflow=nan or step == overflow_at)
+    recorder.log.close()
+
+
+@pytest.fixture
+def logdir(tmp_path: Path) -> Path:
+    record(tmp_path / "good")
+    record(tmp_path / "sub" / "bad", nan_from=80)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = tbnum.cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "tbnum.cli", *map(str, arguments)]
+
+
+def test_report_tells_each_run_in_numbers_causes_events_and_findings(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, err = run(capsys, "report", logdir)
+    assert (code, err) == (0, "")
+    good, bad = out.split("\nsub/bad  (")
+    for text in (
+        "good  (ended, began ",
+        "steps       120  (0 to 119)",
+        "skipped     1  (0.83 %)",
+        "loss        first 2.5   last 1.31   best 1.31 at step 119",
+        "loss scale  start 65536   last 32768   longest held 65536 (60 steps)",
+        "clipping    max_norm 1   100 % of the steps clipped",
+        "bad_batch                 1         60         60  a scale that had held overflowed",
+        "step 60",
+        "3 of 12 gradients overflowed",
+        "info  Nearly every step is clipped",
+    ):
+        assert text in good
+    for text in (
+        "last NaN",
+        "non-finite in 40 steps",
+        "forward_nonfinite        40",
+        "error  The loss scale collapsed",
+    ):
+        assert text in bad
+    assert "and 39 more like it, to step 119" in bad
+    assert max(map(len, out.splitlines())) <= 100
+    assert "\x1b" not in out
+
+
+def test_report_caps_the_events_and_names_the_command_for_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    recorder = Recorder(tmp_path / "a run")
+    for step in range(30):
+        recorder.note(f"note {step}")
+        recorder.step()
+    recorder.log.close()
+    _, out, _ = run(capsys, "report", tmp_path)
+    assert "note 19" in out and "note 20" not in out
+    assert f"and 10 more: tbnum export {tmp_path} --run 'a run' --events" in out
+
+
+def test_report_as_json_is_strict_versioned_and_holds_every_event(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "report", logdir, "--json")
+    report = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (code, report["version"]) == (0, 1)
+    good, bad = report["runs"]
+    assert (good["run"], bad["run"]) == ("good", "sub/bad")
+    assert good["skipped"] == {
+        "steps": 1,
+        "rate": 1 / 120,
+        "causes": {"bad_batch": {"skips": 1, "first_step": 60, "last_step": 60}},
+    }
+    assert bad["loss"]["last"] == "NaN"
+    assert [event["kind"] for event in good["events"]] == ["skip", "scale_backoff"]
+    assert len(bad["events"]) == 2 * 41 + 1
+    assert bad["findings"][0]["rule"] == "scale_collapse"
+    assert good["ended"] == "closed" and good["problems"] == []
+
+
+def test_report_of_one_run(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    _, out, _ = run(capsys, "report", logdir, "--run", "sub/bad")
+    assert out.startswith("sub/bad  (") and "good" not in out
+
+
+def test_report_of_a_run_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    recorder = Recorder(tmp_path)
+    recorder.log.flush()
+    code, out, _ = run(capsys, "report", tmp_path)
+    assert code == 0
+    assert f"{tmp_path.name}  (running, or killed)" in out and "none recorded yet" in out
+    recorder.log.close()
+
+
+def test_check_holds_or_fails_by_severity(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "check", logdir, "--run", "good")
+    assert code == 0 and out == "ok      good  (120 steps, 1 skipped, 0.83 %)\n"
+    code, out, _ = run(capsys, "check", logdir)
+    assert code == 1
+    assert "FAILED  sub/bad" in out and "error  The loss scale collapsed" in out
+    assert run(capsys, "check", logdir, "--max-severity", "error")[0] == 0
+    assert run(capsys, "check", logdir, "--run", "good", "--max-severity", "info")[0] == 0
+
+
+def test_check_holds_or_fails_by_skip_rate(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(capsys, "check", logdir, "--run", "good", "--max-skip-rate", "0.01")[0] == 0
+    code, out, _ = run(capsys, "check", logdir, "--run", "good", "--max-skip-rate", "0.005", "--json")
+    result = json.loads(out)
+    assert (code, result["passed"]) == (1, False)
+    assert result["runs"][0]["findings"][0]["rule"] == "max_skip_rate"
+
+
+def test_check_fails_a_run_without_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    Recorder(tmp_path).log.close()
+    code, out, _ = run(capsys, "check", tmp_path)
+    assert code == 1 and "No steps were recorded" in out
+
+
+def test_export_csv_has_every_step_and_tells_unknown_from_nan(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "export", logdir, "--run", "sub/bad")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and len(rows) == 120
+    assert rows[0].keys() == set(COLUMNS)
+    assert rows[10] == {
+        **dict.fromkeys(COLUMNS, ""),
+        **{"step": "10", "wall_time": "1700000010.0", "loss": "2.4", "micro_batches": "1.0", "loss_scale": "65536.0"},
+        **{"grad_norm": "2.0", "clip_coef": "0.5", "max_norm": "1.0", "skipped": "0", "nonfinite_tensors": "0.0"},
+        **{"lr": "0.001", "grad_norm_clipped": "nan"},
+    }
+    assert (rows[100]["loss"], rows[100]["grad_norm"], rows[100]["clip_coef"]) == ("nan", "inf", "")
+
+
+def test_export_json_tells_unknown_from_nan(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    _, out, _ = run(capsys, "export", logdir, "--run", "sub/bad", "--format", "json")
+    exported = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    columns = exported["columns"]
+    assert exported["version"] == 1 and exported["run"] == "sub/bad"
+    assert columns["step"] == list(range(120))
+    assert columns["loss"][79:81] == [pytest.approx(1.71), "NaN"]
+    assert columns["grad_norm"][100] == "Infinity"
+    assert columns["growth_tracker"][0] is None
+    assert exported["meta"]["scaler"]["growth_interval"] == 200
+
+
+def test_export_npz_is_bit_for_bit_what_read_gives(logdir: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    file = tmp_path / "steps.npz"
+    assert run(capsys, "export", logdir, "--run", "good", "--format", "npz", "-o", file)[0] == 0
+    steps = tbnum.cli.read(logdir)["good"].steps
+    with np.load(file) as exported:
+        assert set(exported) == set(steps)
+        for name, values in steps.items():
+            np.testing.assert_array_equal(exported[name], values, strict=True)
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_export_events_has_causes_and_data(logdir: Path, capsys: pytest.CaptureFixture[str], form: str):
+    _, out, _ = run(capsys, "export", logdir, "--run", "good", "--events", "--format", form)
+    if form == "json":
+        skip = json.loads(out)["events"][0]
+    else:
+        skip = next(csv.DictReader(io.StringIO(out)))
+        skip["data"] = json.loads(skip["data"])
+    assert (skip["kind"], skip["cause"], skip["severity"]) == ("skip", "bad_batch", "warning")
+    assert skip["data"]["loss_scale"] == 65536.0 and skip["data"]["grad_norm"] == "Infinity"
+
+
+def garbage(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "1700000000000.host.1.tbnum").write_bytes(b"no log at all" * 1000)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["report", "{}/missing"], ["missing", "no folder"]),
+        (["report", "{}/file"], ["file"]),
+        (["report", "{}/empty"], ["no runs in", "logdir of tbnum.wrap()"]),
+        (["report", "{}/garbage"], ["nothing of the run '.' can be read"]),
+        (["report", "{}/runs", "--run", "none"], ["no run 'none'", "there is 'a', 'b'"]),
+        (["check", "{}/empty"], ["no runs in"]),
+        (["check", "{}/garbage"], ["nothing of the run"]),
+        (["export", "{}/runs"], ["2 runs in", "--run", "'a', 'b'"]),
+        (["export", "{}/runs", "--run", "a", "-o", "{}/no/such/file"], ["cannot write", "No such file"]),
+        (["export", "{}/runs", "--run", "a", "--format", "npz", "--events"], ["csv or json"]),
+        (["tail", "{}/missing"], ["missing"]),
+    ],
+)
+def test_unusable_input_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: list[str]
+):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    garbage(tmp_path / "garbage")
+    for name in "ab":
+        record(tmp_path / "runs" / name, steps=5)
+    code, out, err = run(capsys, *[text.format(tmp_path) for text in arguments])
+    assert (code, out) == (2, "")
+    assert err.startswith("tbnum: ") and err.count("\n") == 1
+    assert all(text in err for text in says), err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", ".", "--max-skip-rate", "1.5"],
+        ["check", ".", "--max-skip-rate", "nan"],
+        ["check", ".", "--max-severity", "fatal"],
+        ["tail", ".", "--interval", "0"],
+        ["export", ".", "--format", "xml"],
+        [],
+    ],
+)
+def test_arguments_that_make_no_sense_are_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        tbnum.cli.main(arguments)
+    assert stop.value.code == 2
+    assert "tbnum" in capsys.readouterr().err
+
+
+def test_no_command_loads_torch_or_tensorboards_server(logdir: Path):
+    commands = [["report"], ["check"], ["export", "--run", "good"], ["tail", "--run", "good"]]
+    code = (
+        "import sys, tbnum.cli\n"
+        f"for name, *rest in {commands!r}:\n"
+        f"    tbnum.cli.main([name, {str(logdir)!r}, *rest])\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "assert not loaded & {'torch', 'tensorflow', 'matplotlib'}, loaded\n"
+        "assert 'tensorboard.program' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report"], ["export", "--run", "."], ["export", "--run", ".", "--format", "npz"]]
+)
+def test_a_closed_pipe_is_silent(tmp_path: Path, arguments: list[str]):
+    record(tmp_path, steps=3000)
+    process = subprocess.Popen(
+        command(arguments[0], tmp_path, *arguments[1:]), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 0
+    process.stderr.close()
+
+
+def test_a_closed_pipe_does_not_hide_a_failed_check(tmp_path: Path):
+    record(tmp_path, nan_from=80)
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command("check", tmp_path), stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_names_that_the_terminal_cannot_print_are_no_error(tmp_path: Path):
+    record(tmp_path / "lauf-ü-≥", steps=5)
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command("report", tmp_path), capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 0 and b"lauf-?-?" in done.stdout
+
+
+def test_tail_follows_a_live_run_until_it_is_closed(tmp_path: Path):
+    recorder = Recorder(tmp_path)
+    for _ in range(20):
+        recorder.step()
+    recorder.log.flush()
+    process = subprocess.Popen(
+        command("tail", tmp_path, "--interval", "0.02"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "step 19  skipped 0 of 20  loss 2.5  scale 65536\n"
+        recorder.step(loss=9.0, overflow=True)
+        assert "warning  skip, bad_batch" in process.stdout.readline()
+        recorder.log.close()
+        rest = process.stdout.read()  # not communicate(), which forgets what readline() has buffered
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert rest.endswith("the run has ended\n") and "3 of 12 gradients overflowed" in rest
+    assert (process.returncode, err) == (0, "")
+
+
+def test_tail_ends_with_ctrl_c(tmp_path: Path):
+    recorder = Recorder(tmp_path)
+    recorder.step()
+    recorder.log.flush()
+    process = subprocess.Popen(command("tail", tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("step 0")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        recorder.log.close()
+    assert (process.returncode, out, err) == (0, "", "")
