@@ -1,0 +1,271 @@
+/**
+ * The plugin's HTTP API: routes, the binary layout, and what went wrong. `http_api.md` beside the plugin describes both.
+ *
+ * @typedef {object} RunRow
+ * @property {string} run
+ * @property {number | null} steps
+ * @property {number | null} first_step
+ * @property {number | null} last_step
+ * @property {number | null} skipped_steps
+ * @property {number | null} last_loss_scale
+ * @property {number | null} best_loss
+ * @property {number | null} first_wall_time
+ * @property {number | null} last_wall_time
+ * @property {number | null} sessions
+ * @property {string[] | null} optimizers
+ * @property {string | null} ended
+ * @property {number | null} problems
+ *
+ * @typedef {{state: string, logdir: string, frontend?: string, runs: RunRow[], errors: {run: string, reason: string}[]}} RunTable
+ *
+ * @typedef {{run: string, version: string, steps: number, columns: string[], meta: Record<string, any>, problems: string[]}} RunInfo
+ *
+ * @typedef {object} TbnumEvent
+ * @property {number} step
+ * @property {number} wall_time
+ * @property {number | null} elapsed
+ * @property {string} kind
+ * @property {string} severity
+ * @property {string | null} optimizer
+ * @property {string | null} cause
+ * @property {string} message
+ * @property {string} remedy
+ * @property {Record<string, any>} data
+ *
+ * @typedef {{run: string, version: string, step: number, values: Record<string, number | boolean | string | null>, events: TbnumEvent[]}} StepValues
+ *
+ * @typedef {Float64Array | Float32Array | Uint32Array} Values
+ *
+ * @typedef {object} Header
+ * @property {string} run
+ * @property {string} version
+ * @property {number | null} from
+ * @property {number | null} to
+ * @property {number | null} first_step
+ * @property {number | null} last_step
+ * @property {number} steps
+ * @property {number} [bucket_steps]
+ * @property {{name: string, dtype: string, length: number, offset: number}[]} arrays
+ */
+
+/** The server answered, and said no. */
+export class RouteError extends Error {
+  /** @param {number} status @param {string} reason */
+  constructor(status, reason) {
+    super(reason);
+    this.status = status;
+  }
+}
+
+/** There was no answer: TensorBoard was stopped, or the network is gone. */
+export class Unreachable extends Error {}
+
+const DTYPES = { float64: Float64Array, float32: Float32Array, uint32: Uint32Array };
+
+/**
+ * The arrays of a binary answer, viewed in place.
+ * @param {ArrayBuffer} buffer
+ * @returns {{header: Header, arrays: Map<string, Values>}}
+ */
+export function decodeArrays(buffer) {
+  if (buffer.byteLength < 4) throw new RangeError(`A binary answer of ${buffer.byteLength} bytes has no header.`);
+  const length = new DataView(buffer).getUint32(0, true);
+  const data = 4 + length;
+  if (data > buffer.byteLength || data % 8) throw new RangeError(`A header of ${length} bytes does not fit its answer.`);
+  /** @type {Header} */
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  /** @type {Map<string, Values>} */
+  const arrays = new Map();
+  for (const array of header.arrays) {
+    const Type = DTYPES[/** @type {keyof typeof DTYPES} */ (array.dtype)];
+    if (!Type) throw new RangeError(`Array ${array.name} is of the unknown type ${array.dtype}.`);
+    arrays.set(array.name, new Type(buffer, data + array.offset, array.length));
+  }
+  return { header, arrays };
+}
+
+/**
+ * One column in view. Exact: `last` holds the values as they are, and `min` and `max` are the same array.
+ * Reduced: each entry stands for a bucket of steps.
+ *
+ * @typedef {object} Line
+ * @property {Values} min finite minimum, NaN where there is none
+ * @property {Values} max
+ * @property {Values} last
+ * @property {Uint32Array | null} nan measured NaNs in the bucket; null where values are exact
+ * @property {Uint32Array | null} inf
+ */
+
+/** Columns of a run over an interval of steps: as they are, or reduced to buckets that keep every extreme. */
+export class Series {
+  /** @param {ArrayBuffer} buffer */
+  constructor(buffer) {
+    const { header, arrays } = decodeArrays(buffer);
+    this.header = header;
+    this.arrays = arrays;
+    /** Steps in a bucket; 1 where values are exact. */
+    this.bucketSteps = header.bucket_steps ?? 1;
+    this.step = /** @type {Float64Array} */ (arrays.get("step"));
+    this.stepLast = /** @type {Float64Array} */ (arrays.get("step_last") ?? this.step);
+    this.wallTime = /** @type {Float64Array} */ (arrays.get("wall_time"));
+  }
+
+  get length() {
+    return this.step.length;
+  }
+
+  get exact() {
+    return this.bucketSteps === 1;
+  }
+
+  /** @param {string} column @returns {Line | null} null where the run has no such column */
+  line(column) {
+    if (this.exact) {
+      const last = this.arrays.get(column);
+      return last ? { min: last, max: last, last, nan: null, inf: null } : null;
+    }
+    const last = this.arrays.get(`${column}/last`);
+    if (!last) return null;
+    const counts = (/** @type {string} */ name) => /** @type {Uint32Array} */ (this.arrays.get(`${column}/${name}`));
+    return {
+      min: /** @type {Values} */ (this.arrays.get(`${column}/min`)),
+      max: /** @type {Values} */ (this.arrays.get(`${column}/max`)),
+      last,
+      nan: counts("nan"),
+      inf: counts("inf"),
+    };
+  }
+}
+
+/** A number that JSON carried as a text. @param {unknown} value @returns {any} */
+export function revived(value) {
+  if (value === "NaN") return NaN;
+  if (value === "Infinity") return Infinity;
+  if (value === "-Infinity") return -Infinity;
+  return value;
+}
+
+/** @param {Record<string, any>} values @returns {Record<string, any>} */
+function revivedValues(values) {
+  return Object.fromEntries(Object.entries(values).map(([name, value]) => [name, revived(value)]));
+}
+
+const KEPT_ANSWERS = 24;
+
+/** Asks the routes. An answer that has not changed is the very same object as before. */
+export class Api {
+  /** @param {URL} [base] @param {typeof fetch} [fetcher] */
+  constructor(base = new URL("../", import.meta.url), fetcher = (...request) => fetch(...request)) {
+    this.base = base;
+    this.fetcher = fetcher;
+    /** @type {Map<string, {etag: string, value: any}>} */
+    this.kept = new Map();
+  }
+
+  /** @returns {Promise<RunTable>} */
+  runs() {
+    return this.#get("runs", [], json);
+  }
+
+  /** @param {string} run @returns {Promise<RunInfo>} */
+  run(run) {
+    return this.#get("run", [["run", run]], json);
+  }
+
+  /** @param {string} run @returns {Promise<{version: string, events: TbnumEvent[]}>} */
+  events(run) {
+    return this.#get("events", [["run", run]], async (response) => {
+      const answer = await response.json();
+      for (const event of answer.events) event.data = revivedValues(event.data ?? {});
+      return answer;
+    });
+  }
+
+  /**
+   * @param {string} run
+   * @param {{columns: string[], from?: number, to?: number, buckets: number}} query
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<Series>}
+   */
+  series(run, { columns, from, to, buckets }, signal) {
+    /** @type {[string, string][]} */
+    const query = [["run", run], ...columns.map((column) => /** @type {[string, string]} */ (["column", column]))];
+    if (from !== undefined) query.push(["from", String(from)]);
+    if (to !== undefined) query.push(["to", String(to)]);
+    query.push(["buckets", String(buckets)]);
+    return this.#get("series", query, async (response) => new Series(await response.arrayBuffer()), signal);
+  }
+
+  /**
+   * @param {string} run @param {string} column
+   * @returns {Promise<{step: Float64Array, wallTime: Float64Array, value: Float32Array}>}
+   */
+  nonfinite(run, column) {
+    return this.#get("nonfinite", [["run", run], ["column", column]], async (response) => {
+      const { arrays } = decodeArrays(await response.arrayBuffer());
+      return {
+        step: /** @type {Float64Array} */ (arrays.get("step")),
+        wallTime: /** @type {Float64Array} */ (arrays.get("wall_time")),
+        value: /** @type {Float32Array} */ (arrays.get("value")),
+      };
+    });
+  }
+
+  /** @param {string} run @param {number} step @param {AbortSignal} [signal] @returns {Promise<StepValues>} */
+  step(run, step, signal) {
+    return this.#get("step", [["run", run], ["step", String(step)]], async (response) => {
+      const answer = await response.json();
+      answer.values = revivedValues(answer.values);
+      return answer;
+    }, signal);
+  }
+
+  /**
+   * @template T
+   * @param {string} route @param {[string, string][]} query @param {(response: Response) => Promise<T>} decode
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<T>}
+   */
+  async #get(route, query, decode, signal) {
+    const url = new URL(route, this.base);
+    url.search = new URLSearchParams(query).toString();
+    const key = url.href;
+    const known = this.kept.get(key);
+    /** @type {Response} */
+    let response;
+    let value;
+    try {
+      const headers = known ? { "If-None-Match": known.etag } : undefined;
+      response = await this.fetcher(url, { headers, signal, cache: "no-store" });
+      if (response.status === 304 && known) {
+        value = known.value;
+      } else if (response.ok) {
+        value = await decode(response);
+      }
+    } catch (error) {
+      if (signal?.aborted || error instanceof RangeError) throw error;
+      throw new Unreachable(error instanceof Error ? error.message : String(error));
+    }
+    if (response.status !== 304 && !response.ok) throw new RouteError(response.status, await reasonOf(response));
+    const etag = response.headers.get("ETag") ?? known?.etag;
+    this.kept.delete(key);
+    if (etag) this.kept.set(key, { etag, value });
+    if (this.kept.size > KEPT_ANSWERS) this.kept.delete(/** @type {string} */ (this.kept.keys().next().value));
+    return value;
+  }
+}
+
+/** @param {Response} response */
+function json(response) {
+  return response.json();
+}
+
+/** @param {Response} response */
+async function reasonOf(response) {
+  const text = await response.text().catch(() => "");
+  try {
+    return String(JSON.parse(text).error ?? text);
+  } catch {
+    return text || `HTTP ${response.status}`;
+  }
+}

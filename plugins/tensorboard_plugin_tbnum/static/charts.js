@@ -1,0 +1,933 @@
+/**
+ * The linked charts: one x axis, one cursor, one zoom. uPlot draws lines; bands of skipped steps, marks and lanes are ours.
+ *
+ * `CHARTS` says what is drawn; a further chart is a further entry. What turns a `Series` into numbers to draw is
+ * pure (`plotData`, `smoothed`, `TimeAxis`); the rest is the class `Charts`.
+ *
+ * uPlot draws nothing where a series starts with NaN or holds an infinity, and bridges other NaNs. So it gets
+ * finite numbers and `null` only; what was not finite is drawn as a tick at the upper edge.
+ */
+
+import {
+  counted, formatCount, formatNumber, formatScale,
+  linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, stepLabels, timeLabels, timeTicks,
+} from "./format.js";
+import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
+
+/**
+ * @typedef {import("./api.js").Series} Series
+ * @typedef {import("./api.js").TbnumEvent} TbnumEvent
+ * @typedef {import("./marks.js").Lane} Lane
+ * @typedef {import("./marks.js").Cluster} Cluster
+ * @typedef {import("uplot")} Plot
+ * @typedef {typeof import("uplot")} PlotClass
+ *
+ * @typedef {object} LineSpec
+ * @property {string} column
+ * @property {string} label
+ * @property {string} color name of a CSS variable
+ * @property {number} width
+ * @property {boolean} [smooth] whether the smoothing slider applies
+ * @property {boolean} [stepped]
+ * @property {number[]} [dash]
+ *
+ * @typedef {object} ChartSpec
+ * @property {string} id
+ * @property {string} title
+ * @property {"linear" | "log2" | "log10"} scale
+ * @property {number} weight share of the height
+ * @property {number} minHeight pixels of the plot
+ * @property {boolean} [ofOptimizer] whether its columns are an optimizer's
+ * @property {boolean} [canLog] whether the person may switch between linear and log10
+ * @property {LineSpec[]} lines
+ */
+
+/** @type {ChartSpec[]} */
+export const CHARTS = [
+  {
+    id: "loss", title: "Loss", scale: "linear", weight: 3.2, minHeight: 150, canLog: true,
+    lines: [{ column: "loss", label: "loss", color: "--loss", width: 1.75, smooth: true }],
+  },
+  {
+    id: "scale", title: "Loss scale", scale: "log2", weight: 1.25, minHeight: 76,
+    lines: [{ column: "loss_scale", label: "loss scale", color: "--scale", width: 1.75, stepped: true }],
+  },
+  {
+    id: "norm", title: "Gradient norm", scale: "log10", weight: 2, minHeight: 104, ofOptimizer: true,
+    lines: [
+      { column: "grad_norm", label: "before clipping", color: "--norm", width: 1.25 },
+      { column: "grad_norm_clipped", label: "after clipping", color: "--clipped", width: 1.25 },
+      { column: "max_norm", label: "threshold", color: "--threshold", width: 1.25, dash: [6, 4] },
+    ],
+  },
+];
+
+/** The columns that charts need, of those that a run has. @param {string[]} columns @param {string} prefix of an optimizer */
+export function neededColumns(columns, prefix) {
+  const wanted = CHARTS.flatMap((chart) => chart.lines.map((line) => (chart.ofOptimizer ? prefix : "") + line.column));
+  wanted.push(`${prefix}nonfinite_tensors`); // tells a measured NaN from an unknown one
+  return wanted.filter((column) => columns.includes(column));
+}
+
+/**
+ * Exponential moving average that starts without a bias, as TensorBoard's scalars: `weight` in [0, 1).
+ * What is `null` stays `null` and leaves the average as it is.
+ *
+ * @param {(number | null)[]} values @param {number} weight
+ */
+export function smoothed(values, weight) {
+  let sum = 0;
+  let mass = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return sum / mass;
+  });
+}
+
+/** @type {Record<ChartSpec["scale"], (value: number) => number | null>} */
+const ONTO_AXIS = {
+  linear: (value) => (Number.isFinite(value) ? value : null),
+  log2: (value) => (value > 0 && Number.isFinite(value) ? Math.log2(value) : null),
+  log10: (value) => (value > 0 && Number.isFinite(value) ? Math.log10(value) : null),
+};
+
+/**
+ * What uPlot gets for one chart: x, then for each line its maxima, minima and values (and the smoothed ones).
+ *
+ * @param {ChartSpec} spec
+ * @param {Series} series
+ * @param {{scale: ChartSpec["scale"], prefix: string, smoothing: number, xOf: (step: number) => number}} options
+ * @returns {{data: (number | null)[][], edge: {step: number[], infinite: boolean[]}}}
+ *   `edge`: where the first line was not finite
+ */
+export function plotData(spec, series, { scale, prefix, smoothing, xOf }) {
+  const { length } = series;
+  const map = ONTO_AXIS[scale];
+  const convert = (/** @type {ArrayLike<number>} */ values) => Array.from(values, map);
+  const nothing = () => new Array(length).fill(null);
+  const x = new Array(length);
+  for (let index = 0; index < length; index++) {
+    x[index] = xOf(series.exact ? series.step[index] : (series.step[index] + series.stepLast[index]) / 2);
+  }
+  const data = [x];
+  for (const line of spec.lines) {
+    const column = series.line((spec.ofOptimizer ? prefix : "") + line.column);
+    const values = column ? convert(column.last) : nothing();
+    const reduced = column !== null && !series.exact;
+    data.push(reduced ? convert(column.max) : nothing(), reduced ? convert(column.min) : nothing());
+    const averaged = line.smooth && smoothing > 0;
+    if (line.smooth) data.push(averaged && !reduced ? values : nothing()); // raw, behind; reduced, the band is that
+    data.push(averaged ? smoothed(values, smoothing) : values);
+  }
+  return { data, edge: nonfiniteEdge(spec, series, prefix) };
+}
+
+/** @param {ChartSpec} spec @param {Series} series @param {string} prefix */
+function nonfiniteEdge(spec, series, prefix) {
+  const edge = { step: /** @type {number[]} */ ([]), infinite: /** @type {boolean[]} */ ([]) };
+  const column = spec.ofOptimizer ? series.line(prefix + spec.lines[0].column) : null;
+  if (!column) return edge;
+  const measured = series.exact ? series.line(`${prefix}nonfinite_tensors`)?.last : null;
+  for (let index = 0; index < series.length; index++) {
+    const value = column.last[index];
+    const infinite = column.inf ? column.inf[index] > 0 : value === Infinity || value === -Infinity;
+    const nan = column.nan ? column.nan[index] > 0 : Number.isNaN(value) && !!measured && !Number.isNaN(measured[index]);
+    if (!infinite && !nan) continue;
+    edge.step.push((series.step[index] + series.stepLast[index]) / 2);
+    edge.infinite.push(infinite);
+  }
+  return edge;
+}
+
+/** Steps to seconds since the start and back, by what is known of when steps closed. A clock set back stands still. */
+export class TimeAxis {
+  /** @param {Series} series of the whole run */
+  constructor(series) {
+    this.steps = Float64Array.from(series.step);
+    this.seconds = new Float64Array(series.length);
+    const origin = series.wallTime[0] ?? 0;
+    let latest = 0;
+    for (let index = 0; index < series.length; index++) {
+      latest = Math.max(latest, series.wallTime[index] - origin);
+      this.seconds[index] = latest;
+    }
+  }
+
+  /** @param {number} step */
+  xOf(step) {
+    return interpolated(this.steps, this.seconds, step);
+  }
+
+  /** @param {number} x */
+  stepOf(x) {
+    return interpolated(this.seconds, this.steps, x);
+  }
+}
+
+/** Linear between known points and beyond the outermost two. @param {Float64Array} from @param {Float64Array} to @param {number} at */
+function interpolated(from, to, at) {
+  if (!from.length) return at;
+  if (from.length === 1) return to[0];
+  const right = Math.max(1, Math.min(from.length - 1, lowerBound(from, at)));
+  const span = from[right] - from[right - 1];
+  if (span <= 0) return to[right];
+  return to[right - 1] + ((at - from[right - 1]) / span) * (to[right] - to[right - 1]);
+}
+
+const STEPS_AXIS = { xOf: (/** @type {number} */ step) => step, stepOf: (/** @type {number} */ x) => x };
+
+/** Index of the entry of a series that holds a step, -1 if none. @param {Series} series @param {number} step */
+export function indexOfStep(series, step) {
+  const after = lowerBound(series.step, step + 1);
+  return after > 0 && series.stepLast[after - 1] >= step ? after - 1 : -1;
+}
+
+const GUTTER = 76;
+const PADDING_RIGHT = 18;
+const LANE_HEIGHT = 20;
+const X_AXIS_HEIGHT = 46;
+
+/**
+ * @typedef {object} Model what the charts show
+ * @property {Series} series of the interval in view, or more
+ * @property {Series} overview of the whole run
+ * @property {Lane[]} lanes
+ * @property {Set<string>} hidden ids of lanes that the legend turned off
+ * @property {[number, number]} view steps
+ * @property {"step" | "time"} axis
+ * @property {number} smoothing
+ * @property {boolean} logLoss
+ * @property {string} prefix of the optimizer that is shown
+ * @property {TbnumEvent | null} selected
+ *
+ * @typedef {object} Callbacks
+ * @property {(from: number, to: number) => void} zoom
+ * @property {() => void} reset
+ * @property {(event: TbnumEvent) => void} select
+ * @property {(step: number | null) => void} hover
+ * @property {(key: KeyboardEvent) => void} key pressed on a chart, and not the charts' own
+ * @property {(on: boolean) => void} logLoss
+ * @property {(index: number) => void} optimizer
+ *
+ * @typedef {object} Pane
+ * @property {ChartSpec} spec
+ * @property {HTMLElement} element
+ * @property {HTMLElement} holder of the plot
+ * @property {HTMLElement} summary
+ * @property {HTMLElement} legend
+ * @property {Plot | null} plot
+ * @property {{step: number[], infinite: boolean[]}} edge
+ * @property {SVGSVGElement} overlay
+ */
+
+export class Charts {
+  /** @param {PlotClass} PlotClass @param {HTMLElement} root @param {Callbacks} callbacks */
+  constructor(PlotClass, root, callbacks) {
+    this.PlotClass = PlotClass;
+    this.root = root;
+    this.callbacks = callbacks;
+    /** @type {Model | null} */
+    this.model = null;
+    /** @type {{xOf: (step: number) => number, stepOf: (x: number) => number}} */
+    this.xAxis = STEPS_AXIS;
+    /** @type {Record<string, string>} */
+    this.colors = {};
+    /** @type {number | null} */
+    this.cursorStep = null;
+    this.lanes = svg("svg", { class: "lanes", role: "group", "aria-label": "Marks by kind" });
+    /** @type {{lane: Lane, clusters: Cluster[]}[]} */
+    this.clusters = [];
+    this.drawnMarks = "";
+    this.logButton = element("button", "chip small", "log");
+    this.logButton.type = "button";
+    this.logButton.title = "Logarithmic loss axis";
+    this.logButton.addEventListener("click", () => callbacks.logLoss(!this.model?.logLoss));
+    this.optimizerSelect = element("select", "small");
+    this.optimizerSelect.setAttribute("aria-label", "Optimizer whose gradient norm is shown");
+    this.optimizerSelect.addEventListener("change", () => callbacks.optimizer(this.optimizerSelect.selectedIndex));
+    this.optimizerSelect.hidden = true;
+    /** @type {Pane[]} */
+    this.panes = CHARTS.map((spec) => this.#pane(spec));
+    root.append(...this.panes.map((pane) => pane.element));
+    this.lanes.addEventListener("keydown", (event) => this.#moveFocus(event));
+  }
+
+  /** @param {ChartSpec} spec @returns {Pane} */
+  #pane(spec) {
+    const pane = element("section", "chart");
+    pane.dataset.chart = spec.id;
+    const head = element("header", "chart-head");
+    const title = element("h2", "", spec.title);
+    const legend = element("ul", "key");
+    const tools = element("div", "chart-tools");
+    head.append(title, legend, tools);
+    pane.append(head);
+    if (spec.id === "loss") pane.append(this.lanes);
+    if (spec.canLog) tools.append(this.logButton);
+    if (spec.ofOptimizer) tools.append(this.optimizerSelect);
+
+    const holder = element("div", "plot");
+    holder.tabIndex = 0;
+    holder.setAttribute("role", "slider");
+    holder.setAttribute("aria-label", `${spec.title}: cursor`);
+    holder.setAttribute("aria-valuemin", "0");
+    holder.setAttribute("aria-valuemax", "0");
+    holder.setAttribute("aria-valuenow", "0");
+    const summary = element("p", "visually-hidden");
+    summary.id = `summary-${spec.id}`;
+    holder.setAttribute("aria-describedby", summary.id);
+    holder.addEventListener("keydown", (event) => this.callbacks.key(event));
+    pane.append(holder, summary);
+    const overlay = svg("svg", { class: "on-curve", "aria-hidden": "true" });
+    return { spec, element: pane, holder, summary, legend, plot: null, edge: { step: [], infinite: [] }, overlay };
+  }
+
+  /** Names in the select of optimizers; hidden where there is one. @param {string[]} names @param {number} chosen */
+  setOptimizers(names, chosen) {
+    this.optimizerSelect.hidden = names.length < 2;
+    this.optimizerSelect.replaceChildren(...names.map((name) => element("option", "", name)));
+    this.optimizerSelect.selectedIndex = chosen;
+  }
+
+  /** Draws a model. Costs about a millisecond for each thousand points. @param {Model} model */
+  show(model) {
+    this.model = model;
+    this.xAxis = model.axis === "time" ? new TimeAxis(model.overview) : STEPS_AXIS;
+    this.logButton.setAttribute("aria-pressed", String(model.logLoss));
+    if (!this.root.clientWidth || !this.root.clientHeight) return; // hidden; `resize` draws when it is not
+    if (!Object.keys(this.colors).length) this.#readColors();
+    this.#layoutLanes();
+    const sizes = this.#sizes();
+    const [min, max] = this.#xRange();
+    this.panes.forEach((pane, index) => {
+      const scale = this.#scaleOf(pane.spec);
+      const { data, edge } = plotData(pane.spec, model.series, {
+        scale, prefix: model.prefix, smoothing: model.smoothing, xOf: (step) => this.xAxis.xOf(step),
+      });
+      pane.edge = edge;
+      if (!pane.plot) pane.plot = this.#plot(pane, index, sizes[index], data);
+      const { plot } = pane;
+      const resized = plot.width !== sizes[index].width || plot.height !== sizes[index].height;
+      if (resized) plot.setSize(sizes[index]);
+      plot.batch(() => {
+        plot.setData(/** @type {any} */ (data), false);
+        plot.setScale("x", { min, max });
+      });
+      this.#describe(pane, data);
+    });
+    this.#drawMarks();
+    this.setCursor(this.cursorStep);
+  }
+
+  /** Shows another interval of what is loaded. @param {[number, number]} view steps */
+  setView(view) {
+    if (this.model) this.show({ ...this.model, view });
+  }
+
+  /** The room has changed, or the panel has become visible. */
+  resize() {
+    if (this.model) this.show(this.model);
+  }
+
+  /** Dark or light. */
+  recolor() {
+    this.#readColors();
+    for (const { plot } of this.panes) plot?.redraw(false);
+    this.drawnMarks = "";
+    if (this.model && this.root.clientWidth) this.#drawMarks();
+  }
+
+  /** @param {number | null} step */
+  setCursor(step) {
+    this.cursorStep = step;
+    for (const { plot, holder } of this.panes) {
+      if (!plot) continue;
+      const left = step === null ? -10 : plot.valToPos(this.xAxis.xOf(step), "x");
+      const inside = step !== null && left >= 0 && left <= plot.over.clientWidth;
+      plot.setCursor({ left: inside ? left : -10, top: inside ? plot.over.clientHeight / 2 : -10 }, false);
+      if (step !== null) holder.setAttribute("aria-valuenow", String(step));
+    }
+  }
+
+  /** Says what the cursor is on, for screen readers. @param {string} text */
+  setCursorText(text) {
+    for (const { holder } of this.panes) holder.setAttribute("aria-valuetext", text);
+  }
+
+  /** Where a step stands in pixels of the window. @param {number} step */
+  clientX(step) {
+    const { plot } = this.panes[0];
+    return plot ? plot.over.getBoundingClientRect().left + plot.valToPos(this.xAxis.xOf(step), "x") : 0;
+  }
+
+  /** Pixels across the plots. */
+  get plotWidth() {
+    return Math.max(100, this.root.clientWidth - GUTTER - PADDING_RIGHT);
+  }
+
+  #readColors() {
+    const style = getComputedStyle(document.documentElement);
+    const read = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
+    const names = ["--text-2", "--grid", "--skip-band", "--selected", "--nonfinite", ...CHARTS.flatMap((chart) => chart.lines.map((line) => line.color))];
+    this.colors = Object.fromEntries(names.map((name) => [name, read(name)]));
+  }
+
+  /** @param {ChartSpec} spec @returns {ChartSpec["scale"]} */
+  #scaleOf(spec) {
+    return spec.canLog && this.model?.logLoss ? "log10" : spec.scale;
+  }
+
+  /** @returns {[number, number]} */
+  #xRange() {
+    const { view } = /** @type {Model} */ (this.model);
+    const [min, max] = [this.xAxis.xOf(view[0]), this.xAxis.xOf(view[1])];
+    return max > min ? [min, max] : [min - 0.5, max + 0.5];
+  }
+
+  /** @returns {{width: number, height: number}[]} of each plot */
+  #sizes() {
+    const heads = this.panes.reduce((sum, pane) => {
+      const head = /** @type {HTMLElement} */ (pane.element.firstElementChild);
+      return sum + head.offsetHeight + parseFloat(getComputedStyle(pane.element).marginTop);
+    }, 0);
+    const laneHeight = this.lanes.getBoundingClientRect().height;
+    const total = this.root.clientHeight - heads - laneHeight - X_AXIS_HEIGHT - 10;
+    const weights = this.panes.reduce((sum, pane) => sum + pane.spec.weight, 0);
+    return this.panes.map(({ spec }, index) => ({
+      width: this.root.clientWidth,
+      height: Math.round(Math.max(spec.minHeight, (total * spec.weight) / weights)) + (index === this.panes.length - 1 ? X_AXIS_HEIGHT : 4),
+    }));
+  }
+
+  /** @param {Pane} pane @param {number} index @param {{width: number, height: number}} size @param {(number | null)[][]} data */
+  #plot(pane, index, size, data) {
+    const { spec } = pane;
+    const last = index === this.panes.length - 1;
+    const color = (/** @type {string} */ name) => () => this.colors[name];
+    const faint = (/** @type {string} */ name, /** @type {number} */ alpha) => () => withAlpha(this.colors[name], alpha);
+    const stepped = this.PlotClass.paths.stepped?.({ align: 1 });
+
+    /** @type {import("uplot").Series[]} */
+    const series = [{}];
+    /** @type {import("uplot").Band[]} */
+    const bands = [];
+    for (const line of spec.lines) {
+      const edge = { stroke: faint(line.color, 0.45), width: 1, points: { show: false } };
+      series.push(edge, { ...edge });
+      bands.push({ series: [series.length - 2, series.length - 1], fill: faint(line.color, 0.2) });
+      /** @type {import("uplot").Series} */
+      const drawn = {
+        stroke: color(line.color), width: line.width, dash: line.dash,
+        paths: line.stepped ? stepped : undefined,
+        points: { show: this.#showPoints, size: 5, filter: /** @type {any} */ (isolated), fill: color(line.color), stroke: color(line.color) },
+      };
+      if (line.smooth) series.push({ ...drawn, stroke: faint(line.color, 0.35), width: 1, points: { ...drawn.points, fill: faint(line.color, 0.5), stroke: faint(line.color, 0) } });
+      series.push(drawn);
+    }
+
+    const axis = { stroke: color("--text-2"), font: `11px ${FONT}`, labelFont: `11px ${FONT}` };
+    /** @type {import("uplot").Options} */
+    const options = {
+      ...size,
+      padding: [6, PADDING_RIGHT, last ? 0 : 4, 0],
+      legend: { show: false },
+      series,
+      bands,
+      scales: {
+        x: { time: false, auto: false },
+        y: { range: (_, min, max) => this.#yRange(spec, min, max) },
+      },
+      axes: [
+        {
+          ...axis,
+          size: last ? X_AXIS_HEIGHT : 1,
+          gap: 6,
+          label: last ? "Step" : undefined,
+          labelSize: 16,
+          labelGap: 0,
+          space: 90,
+          splits: (u, _, min, max) => this.#xTicks(u, min, max),
+          values: (_, splits) => (last ? (this.model?.axis === "time" ? timeLabels(splits) : stepLabels(splits)) : splits.map(() => "")),
+          grid: { stroke: color("--grid"), width: 1 },
+          ticks: { show: last, stroke: color("--grid"), width: 1, size: 5 },
+        },
+        {
+          ...axis,
+          size: GUTTER,
+          gap: 8,
+          splits: (u, _, min, max) => this.#yTicks(spec, min, max, u.over.clientHeight || size.height),
+          values: (_, splits) => this.#yLabels(spec, splits),
+          grid: { stroke: color("--grid"), width: 1 },
+          ticks: { show: false },
+        },
+      ],
+      cursor: {
+        y: false,
+        sync: { key: "tbnum", scales: ["x", null] },
+        drag: { x: true, y: false, setScale: false, dist: 5 },
+        move: (u, left, top) => [this.#snapped(u, left), top],
+        dataIdx: (_, __, hovered) => (this.model?.series.exact ? hovered : /** @type {any} */ (null)),
+        points: {
+          size: 7,
+          show: (u, at) => /** @type {any} */ (u.series[at].width === 1 && !u.series[at].dash ? false : element("div", "cursor-point")),
+          width: 0,
+        },
+        bind: { dblclick: () => () => { this.callbacks.reset(); return null; } },
+      },
+      hooks: {
+        drawClear: [(u) => this.#drawBands(u)],
+        draw: [(u) => this.#drawEdge(u, pane)],
+        setCursor: [(u) => this.#hovered(u)],
+        setSelect: [(u) => this.#selected(u)],
+      },
+    };
+    const plot = new this.PlotClass(options, /** @type {any} */ (data), pane.holder);
+    plot.over.append(pane.overlay);
+    plot.over.addEventListener("wheel", (event) => this.#wheel(event, plot), { passive: false });
+    plot.over.addEventListener("mouseleave", () => this.callbacks.hover(null));
+    return plot;
+  }
+
+  /** Dots where steps are far enough apart to be told from each other. @param {Plot} plot @param {number} _ @param {number} from @param {number} to */
+  #showPoints = (plot, _, from, to) => !!this.model?.series.exact && (to - from + 1) * 9 < plot.over.clientWidth;
+
+  /** @param {ChartSpec} spec @param {number | null} min @param {number | null} max @returns {[number, number]} */
+  #yRange(spec, min, max) {
+    if (min === null || max === null) return spec.scale === "log2" ? [0, 4] : [0, 1];
+    switch (this.#scaleOf(spec)) {
+      case "log2": {
+        const [low, high] = [Math.floor(min) - 0.7, Math.ceil(max) + 0.7];
+        return [low, high];
+      }
+      case "log10": {
+        const pad = Math.max(0.08, (max - min) * 0.08);
+        return [min - pad, max + pad];
+      }
+      default: {
+        const span = max - min || Math.abs(max) * 0.2 || 1;
+        return [min - span * 0.07, max + span * 0.1];
+      }
+    }
+  }
+
+  /** @param {ChartSpec} spec @param {number} min @param {number} max @param {number} height */
+  #yTicks(spec, min, max, height) {
+    const count = Math.max(2, Math.floor(height / 34));
+    switch (this.#scaleOf(spec)) {
+      case "log2": return log2Ticks(min, max, count);
+      case "log10": return log10Ticks(min, max, count);
+      default: return linearTicks(min, max, count);
+    }
+  }
+
+  /** @param {ChartSpec} spec @param {number[]} ticks */
+  #yLabels(spec, ticks) {
+    switch (this.#scaleOf(spec)) {
+      case "log2": return log2Labels(ticks);
+      case "log10": return log10Labels(ticks);
+      default: return linearLabels(ticks);
+    }
+  }
+
+  /** @param {Plot} plot @param {number} min @param {number} max */
+  #xTicks(plot, min, max) {
+    const count = Math.max(2, Math.floor(plot.over.clientWidth / 100));
+    return this.model?.axis === "time" ? timeTicks(min, max, count) : linearTicks(min, max, count, 1);
+  }
+
+  /** The pixel of the step nearest to a pixel. @param {Plot} plot @param {number} left */
+  #snapped(plot, left) {
+    if (!this.model || left < 0) return left;
+    const at = plot.valToPos(this.xAxis.xOf(this.#stepAt(plot, left)), "x");
+    return Math.max(0, Math.min(plot.over.clientWidth, at));
+  }
+
+  /** @param {Plot} plot @param {number} left */
+  #stepAt(plot, left) {
+    const { view } = /** @type {Model} */ (this.model);
+    const step = Math.round(this.xAxis.stepOf(plot.posToVal(left, "x")));
+    return Math.max(Math.ceil(view[0]), Math.min(Math.floor(view[1]), step));
+  }
+
+  /** @param {Plot} plot */
+  #hovered(plot) {
+    const left = plot.cursor.left ?? -1;
+    if (!this.model || left < 0 || !plot.cursor.event) return;
+    const step = this.#stepAt(plot, left);
+    if (step === this.cursorStep) return;
+    this.cursorStep = step;
+    this.callbacks.hover(step);
+  }
+
+  /** @param {Plot} plot */
+  #selected(plot) {
+    const { left, width } = plot.select;
+    if (width < 2) return;
+    const [from, to] = [left, left + width].map((at) => this.xAxis.stepOf(plot.posToVal(at, "x")));
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.callbacks.zoom(from, to);
+  }
+
+  /** With ctrl (as a pinch on a touch pad comes) zooms about the pointer, sideways moves. @param {WheelEvent} event @param {Plot} plot */
+  #wheel(event, plot) {
+    if (!this.model) return;
+    const [from, to] = this.model.view;
+    const sideways = event.shiftKey ? event.deltaX || event.deltaY : event.deltaX;
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      const at = this.xAxis.stepOf(plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x"));
+      const factor = Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.01);
+      this.callbacks.zoom(at - (at - from) * factor, at + (to - at) * factor);
+    } else if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) {
+      event.preventDefault();
+      const by = (sideways / plot.over.clientWidth) * (to - from);
+      this.callbacks.zoom(from + by, to + by);
+    }
+  }
+
+  // ---- What is ours on the canvas
+
+  /** Grey bands at skipped steps, and the selected event's line, below everything else. @param {Plot} plot */
+  #drawBands(plot) {
+    if (!this.model) return;
+    const { ctx, bbox } = plot;
+    const ratio = devicePixelRatio || 1;
+    const [min, max] = this.#xRange();
+    const perPixel = (max - min) / bbox.width;
+    const at = (/** @type {number} */ step) => bbox.left + (this.xAxis.xOf(step) - min) / perPixel;
+    const skips = this.model.lanes.find((lane) => lane.kind.id === "skip")?.steps ?? [];
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    ctx.fillStyle = this.colors["--skip-band"];
+    const { view } = this.model;
+    let drawnTo = -Infinity;
+    for (let index = lowerBound(skips, view[0] - 1); index < skips.length && skips[index] <= view[1] + 1; ) {
+      const step = skips[index];
+      const [left, right] = [at(step - 0.5), at(step + 0.5)];
+      const width = Math.min(Math.max(right - left, 1.5 * ratio), 14 * ratio);
+      const start = Math.max(drawnTo, (left + right - width) / 2);
+      const end = (left + right + width) / 2;
+      if (end > start) ctx.fillRect(start, bbox.top, end - start, bbox.height);
+      drawnTo = end;
+      const next = lowerBound(skips, Math.max(step + 1, this.xAxis.stepOf(min + (end - width / 2 - bbox.left) * perPixel)));
+      index = Math.max(index + 1, next);
+    }
+    if (this.model.selected) {
+      const x = Math.round(at(this.model.selected.step));
+      ctx.fillStyle = this.colors["--selected"];
+      ctx.fillRect(x - ratio / 2, bbox.top, Math.max(1, ratio), bbox.height);
+    }
+    ctx.restore();
+  }
+
+  /** Ticks at the upper edge where the first line was not finite: a triangle for infinity, a cross for NaN. @param {Plot} plot @param {Pane} pane */
+  #drawEdge(plot, pane) {
+    const { ctx, bbox } = plot;
+    const ratio = devicePixelRatio || 1;
+    const [min, max] = this.#xRange();
+    const size = 4 * ratio;
+    ctx.save();
+    ctx.fillStyle = ctx.strokeStyle = this.colors["--nonfinite"];
+    ctx.lineWidth = 1.5 * ratio;
+    let drawnTo = -Infinity;
+    for (let index = lowerBound(pane.edge.step, /** @type {Model} */ (this.model).view[0]); index < pane.edge.step.length; index++) {
+      const x = bbox.left + ((this.xAxis.xOf(pane.edge.step[index]) - min) / (max - min)) * bbox.width;
+      if (x > bbox.left + bbox.width + 1) break;
+      if (x < drawnTo + size) continue;
+      drawnTo = x;
+      const top = bbox.top + 1 * ratio;
+      ctx.beginPath();
+      if (pane.edge.infinite[index]) {
+        ctx.moveTo(x, top);
+        ctx.lineTo(x + size, top + 1.7 * size);
+        ctx.lineTo(x - size, top + 1.7 * size);
+        ctx.closePath();
+        ctx.fill();
+      } else {
+        ctx.moveTo(x - size, top);
+        ctx.lineTo(x + size, top + 2 * size);
+        ctx.moveTo(x + size, top);
+        ctx.lineTo(x - size, top + 2 * size);
+        ctx.stroke();
+      }
+    }
+    ctx.restore();
+  }
+
+  // ---- Marks
+
+  #shownLanes() {
+    const { lanes, hidden } = /** @type {Model} */ (this.model);
+    return lanes.filter((lane) => !hidden.has(lane.kind.id));
+  }
+
+  #layoutLanes() {
+    const height = Math.max(0, this.#shownLanes().length * LANE_HEIGHT + (this.#shownLanes().length ? 6 : 0));
+    this.lanes.setAttribute("height", String(height));
+    this.lanes.setAttribute("width", String(this.root.clientWidth));
+  }
+
+  #drawMarks() {
+    const model = /** @type {Model} */ (this.model);
+    const { plot, overlay } = this.panes[0];
+    if (!plot) return;
+    const width = plot.over.clientWidth;
+    const left = plot.over.offsetLeft;
+    const [min, max] = this.#xRange();
+    const lanes = this.#shownLanes();
+    this.clusters = lanes.map((lane) => {
+      const positions = model.axis === "time" ? lane.steps.map((step) => this.xAxis.xOf(step)) : lane.steps;
+      return { lane, clusters: cluster(positions, { min, max, width }) };
+    });
+    const key = JSON.stringify([width, left, min, max, model.selected?.step, model.selected?.kind, model.series.header.version,
+      lanes.map((lane) => [lane.kind.id, lane.steps.length]), plot.scales.y.min, plot.scales.y.max, model.series.bucketSteps]);
+    if (key === this.drawnMarks) return;
+    this.drawnMarks = key;
+
+    const focused = /** @type {SVGElement | null} */ (this.lanes.contains(document.activeElement) ? document.activeElement : null);
+    const focusKey = focused?.dataset.key;
+    const rows = this.clusters.map(({ lane, clusters }, row) => this.#laneRow(lane, clusters, row, left, width));
+    this.lanes.replaceChildren(...rows);
+    const marks = /** @type {NodeListOf<SVGElement>} */ (this.lanes.querySelectorAll(".mark"));
+    let target = marks[0];
+    for (const mark of marks) if (mark.dataset.key === focusKey) target = mark;
+    target?.setAttribute("tabindex", "0");
+    if (focusKey !== undefined) target?.focus();
+
+    overlay.replaceChildren(...onCurve(this.clusters.map(({ clusters }) => clusters), width).map(({ lane, cluster: placed }) => {
+      const { lane: source } = this.clusters[lane];
+      const event = eventAt(source, placed.first);
+      const y = this.#curveY(plot, source, placed.first);
+      const mark = svg("g", { class: `mark lane-${source.kind.id}${event === model.selected ? " selected" : ""}`, transform: `translate(${placed.x.toFixed(1)} ${y.toFixed(1)})` });
+      mark.append(svg("circle", { class: "halo", r: 10 }), svg("circle", { class: "hit", r: 12 }), glyph(source.kind));
+      this.#wire(mark, source, placed);
+      return mark;
+    }));
+  }
+
+  /** Where on the loss curve an event stands; at the upper edge where the loss was not finite. @param {Plot} plot @param {Lane} lane @param {number} index */
+  #curveY(plot, lane, index) {
+    const { series } = /** @type {Model} */ (this.model);
+    const step = lane.steps[index];
+    const at = indexOfStep(series, step);
+    const line = series.line("loss");
+    const known = eventAt(lane, index).data.loss;
+    let value = series.exact && line && at >= 0 ? line.last[at] : known ?? (line && at >= 0 ? line.last[at] : null);
+    if (lane.kind.id === "nonfinite_loss" || typeof value !== "number" || !Number.isFinite(value)) value = Infinity;
+    const mapped = ONTO_AXIS[this.#scaleOf(CHARTS[0])](value);
+    const y = mapped === null ? 0 : plot.valToPos(mapped, "y");
+    return Math.max(8, Math.min(plot.over.clientHeight - 8, y));
+  }
+
+  /** @param {Lane} lane @param {Cluster[]} clusters @param {number} row @param {number} left @param {number} width */
+  #laneRow(lane, clusters, row, left, width) {
+    const middle = row * LANE_HEIGHT + LANE_HEIGHT / 2 + 1;
+    const group = svg("g", { class: `lane lane-${lane.kind.id}`, "data-lane": lane.kind.id, role: "group", "aria-label": counted(lane.steps.length, lane.kind.name, lane.kind.plural) });
+    const label = svg("text", { class: "lane-label", x: left - 8, y: middle + 4, "text-anchor": "end", "aria-hidden": "true" });
+    label.textContent = lane.kind.label;
+    group.append(label, svg("line", { class: "lane-line", x1: left, x2: left + width, y1: middle, y2: middle }));
+    for (const one of clusters) group.append(this.#laneMark(lane, one, left, middle));
+    return group;
+  }
+
+  /** @param {Lane} lane @param {Cluster} one @param {number} left @param {number} middle */
+  #laneMark(lane, one, left, middle) {
+    const event = eventAt(lane, one.first);
+    const { selected } = /** @type {Model} */ (this.model);
+    const steps = [lane.steps[one.first], lane.steps[one.first + one.count - 1]];
+    const chosen = selected && selected.step >= steps[0] && selected.step <= steps[1] && lane.events.includes(selected);
+    const what = one.count === 1
+      ? `${lane.kind.name} at step ${formatCount(event.step)}`
+      : `${formatCount(one.count)} ${lane.kind.plural}, ${one.single ? `step ${formatCount(steps[0])}` : `steps ${formatCount(steps[0])} to ${formatCount(steps[1])}`}`;
+    const mark = svg("g", {
+      class: `mark lane-${lane.kind.id}${chosen ? " selected" : ""}`, role: "button", tabindex: -1, "aria-label": what,
+      transform: `translate(${(left + one.x).toFixed(1)} ${middle})`,
+      "data-key": `${lane.kind.id}:${steps[0]}`, "data-step": steps[0], "data-count": one.count, "data-kind": lane.kind.id,
+    });
+    if (one.count === 1) {
+      mark.append(svg("circle", { class: "halo", r: 9 }), svg("rect", { class: "hit", x: -8, y: -LANE_HEIGHT / 2, width: 16, height: LANE_HEIGHT }), glyph(lane.kind));
+    } else {
+      const width = pillWidth(one.count);
+      const pill = svg("rect", { class: "pill", x: -width / 2, y: -8, width, height: 16, rx: 8 });
+      const count = svg("text", { class: "pill-count", y: 3.8, "text-anchor": "middle" });
+      count.textContent = formatCount(one.count);
+      mark.append(pill, count);
+    }
+    this.#wire(mark, lane, one);
+    return mark;
+  }
+
+  /** @param {SVGElement} mark @param {Lane} lane @param {Cluster} one */
+  #wire(mark, lane, one) {
+    const event = eventAt(lane, one.first);
+    const activate = () => {
+      if (one.single) return this.callbacks.select(event);
+      const [first, last] = [lane.steps[one.first], lane.steps[one.first + one.count - 1]];
+      const around = Math.max(2, (last - first) * 0.15);
+      this.callbacks.zoom(first - around, last + around);
+    };
+    mark.addEventListener("mousedown", (press) => press.stopPropagation());
+    mark.addEventListener("click", activate);
+    mark.addEventListener("keydown", (press) => {
+      if (press.key !== "Enter" && press.key !== " ") return;
+      press.preventDefault();
+      activate();
+    });
+    const look = () => {
+      const { step } = event;
+      this.setCursor(step);
+      this.callbacks.hover(step);
+    };
+    mark.addEventListener("mouseenter", look);
+    mark.addEventListener("focus", () => { if (mark.matches(":focus-visible")) look(); });
+    mark.addEventListener("mouseleave", () => this.callbacks.hover(null));
+    mark.addEventListener("blur", () => this.callbacks.hover(null));
+  }
+
+  /** Arrows move between marks: left and right in a lane, up and down between lanes. @param {KeyboardEvent} event */
+  #moveFocus(event) {
+    const from = /** @type {SVGElement} */ (event.target);
+    const row = from.parentElement;
+    if (!row || !from.classList.contains("mark")) return;
+    /** @type {Element | null | undefined} */
+    let to;
+    if (event.key === "ArrowRight") to = from.nextElementSibling;
+    else if (event.key === "ArrowLeft") to = from.previousElementSibling;
+    else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      const other = event.key === "ArrowDown" ? row.nextElementSibling : row.previousElementSibling;
+      const marks = /** @type {SVGElement[]} */ ([...(other?.querySelectorAll(".mark") ?? [])]);
+      const at = from.getBoundingClientRect().left;
+      to = marks.sort((a, b) => Math.abs(a.getBoundingClientRect().left - at) - Math.abs(b.getBoundingClientRect().left - at))[0];
+    } else return;
+    event.preventDefault();
+    if (!to?.classList.contains("mark")) return;
+    from.setAttribute("tabindex", "-1");
+    to.setAttribute("tabindex", "0");
+    /** @type {SVGElement} */ (to).focus();
+  }
+
+  // ---- In words
+
+  /** @param {Pane} pane @param {(number | null)[][]} data */
+  #describe(pane, data) {
+    const { spec, holder, legend, summary } = pane;
+    const model = /** @type {Model} */ (this.model);
+    const [from, to] = [Math.ceil(model.view[0]), Math.floor(model.view[1])];
+    holder.setAttribute("aria-valuemin", String(from));
+    holder.setAttribute("aria-valuemax", String(to));
+    const present = spec.lines.filter((line) => model.series.line((spec.ofOptimizer ? model.prefix : "") + line.column));
+    const edge = pane.edge.step.some((step) => step >= from && step <= to);
+    const items = present.length > 1 ? present.map((line) => legendItem(line.label, `line${line.dash ? " dashed" : ""}`, `var(${line.color})`)) : [];
+    if (spec.id === "loss" && model.smoothing > 0) {
+      items.push(legendItem("smoothed", "line", "var(--loss)"));
+      if (model.series.exact) items.push(legendItem("raw", "line faint", "var(--loss)"));
+    }
+    if (!model.series.exact) items.push(legendItem(`min to max of ${formatCount(model.series.bucketSteps)} steps`, "band", `var(${spec.lines[0].color})`));
+    if (edge) items.push(legendItem("▲ ∞  ✕ NaN", "", "", "nonfinite-key"));
+    const text = items.map((item) => item.textContent).join();
+    if (legend.dataset.text !== text) {
+      legend.dataset.text = text;
+      legend.replaceChildren(...items);
+    }
+    summary.textContent = this.#summary(pane, data, from, to);
+  }
+
+  /** @param {Pane} pane @param {(number | null)[][]} data @param {number} from @param {number} to */
+  #summary({ spec }, data, from, to) {
+    const model = /** @type {Model} */ (this.model);
+    const format = spec.scale === "log2" ? formatScale : formatNumber;
+    const where = `${spec.title}, steps ${formatCount(from)} to ${formatCount(to)}`;
+    const line = model.series.line((spec.ofOptimizer ? model.prefix : "") + spec.lines[0].column);
+    if (!line || !data[0].length) return `${where}: not recorded.`;
+    let [first, last, low, high] = [NaN, NaN, Infinity, -Infinity];
+    for (let index = 0; index < model.series.length; index++) {
+      if (model.series.stepLast[index] < from || model.series.step[index] > to) continue;
+      const value = line.last[index];
+      if (Number.isFinite(value)) {
+        if (Number.isNaN(first)) first = value;
+        last = value;
+      }
+      if (Number.isFinite(line.min[index])) low = Math.min(low, line.min[index]);
+      if (Number.isFinite(line.max[index])) high = Math.max(high, line.max[index]);
+    }
+    if (low > high) return `${where}: no finite value.`;
+    const skips = model.lanes.find((lane) => lane.kind.id === "skip")?.steps ?? [];
+    const inView = lowerBound(skips, to + 1) - lowerBound(skips, from);
+    return `${where}: from ${format(first)} to ${format(last)}, lowest ${format(low)}, highest ${format(high)}; ${counted(inView, "skip")}.`;
+  }
+
+  /** The texts that describe what is in view, one a chart. */
+  get summaries() {
+    return this.panes.map((pane) => pane.summary.textContent ?? "");
+  }
+
+  /** Writes below the x axis what it is. @param {string} label */
+  setXLabel(label) {
+    const { plot } = this.panes[this.panes.length - 1];
+    if (plot && plot.axes[0].label !== label) plot.axes[0].label = label;
+  }
+}
+
+const FONT = 'Roboto, system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
+
+/** The event behind a mark. @param {Lane} lane @param {number} index */
+export function eventAt(lane, index) {
+  return lane.events[lane.owner ? lane.owner[index] : index];
+}
+
+/** Points that no line reaches, because both neighbours are gaps. @param {Plot} plot @param {number} at @param {boolean} all */
+function isolated(plot, at, all) {
+  if (all) return null;
+  const values = plot.data[at];
+  const [from, to] = plot.series[0].idxs ?? [0, values.length - 1];
+  /** @type {number[]} */
+  const alone = [];
+  for (let index = from; index <= to; index++) {
+    if (values[index] != null && values[index - 1] == null && values[index + 1] == null) alone.push(index);
+  }
+  return alone.length ? alone : null;
+}
+
+/** @param {string} label @param {string} shape @param {string} color @param {string} [more] class */
+function legendItem(label, shape, color, more = "") {
+  const item = element("li", more);
+  if (shape) {
+    const swatch = element("span", `swatch ${shape}`);
+    swatch.style.setProperty("--color", color);
+    item.append(swatch);
+  }
+  item.append(label);
+  return item;
+}
+
+/** @param {string} color #rrggbb @param {number} alpha */
+function withAlpha(color, alpha) {
+  return color + Math.round(alpha * 255).toString(16).padStart(2, "0");
+}
+
+/**
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag @param {string} [classes] @param {string} [text]
+ * @returns {HTMLElementTagNameMap[T]}
+ */
+export function element(tag, classes = "", text = "") {
+  const made = document.createElement(tag);
+  if (classes) made.className = classes;
+  if (text) made.textContent = text;
+  return made;
+}
+
+/**
+ * @template {keyof SVGElementTagNameMap} T
+ * @param {T} tag @param {Record<string, string | number>} attributes
+ * @returns {SVGElementTagNameMap[T]}
+ */
+function svg(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+  return made;
+}

@@ -1,0 +1,276 @@
+/**
+ * Numbers, times and tick positions as people read them. Pure: no document, no fetch.
+ *
+ * An unknown value is `null` or `undefined` and reads as a dash; NaN and infinity are values and read as what they are.
+ */
+
+const DASH = "–";
+const MINUS = "−";
+const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+
+/** @param {number} exponent an integer */
+export function superscript(exponent) {
+  const digits = [...String(Math.abs(exponent))].map((digit) => SUPERSCRIPTS[Number(digit)]).join("");
+  return (exponent < 0 ? "⁻" : "") + digits;
+}
+
+/** A count or a step with thousands apart: 1,234,567. @param {number | null | undefined} value */
+export function formatCount(value) {
+  if (value == null || !Number.isFinite(value)) return DASH;
+  return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
+}
+
+/** A count where room is short: 999, 1.2k, 35k, 1.2M. @param {number} value */
+export function formatCompact(value) {
+  for (const [size, letter] of /** @type {[number, string][]} */ ([[1e9, "G"], [1e6, "M"], [1e3, "k"]])) {
+    if (value < size) continue;
+    const scaled = value / size;
+    return `${scaled < 10 ? Math.floor(scaled * 10) / 10 : Math.floor(scaled)}${letter}`;
+  }
+  return String(value);
+}
+
+/**
+ * A measured value to six significant digits, the most that a float32 carries faithfully.
+ * @param {number | null | undefined} value
+ */
+export function formatNumber(value) {
+  if (value == null) return DASH;
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : `${MINUS}∞`;
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  let text;
+  if (size >= 1e7 || size < 1e-4) {
+    const [mantissa, exponent] = size.toExponential(5).split("e");
+    text = `${trimZeros(mantissa)}×10${superscript(Number(exponent))}`;
+  } else {
+    const rounded = Number(size.toPrecision(6));
+    text = rounded.toLocaleString("en-US", { maximumSignificantDigits: 6 });
+  }
+  return (value < 0 ? MINUS : "") + text;
+}
+
+/** @param {string} text of a decimal number */
+function trimZeros(text) {
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
+
+/** A loss scale with its power of two, where it is one: 65,536 = 2¹⁶. @param {number | null | undefined} value */
+export function formatScale(value) {
+  if (value == null || !Number.isFinite(value) || value <= 0) return formatNumber(value);
+  const exponent = Math.log2(value);
+  if (!Number.isInteger(exponent) || value === 1 || value === 2) return formatNumber(value);
+  return value >= 1e9 ? formatPower(2, exponent) : `${formatCountOrNumber(value)} = ${formatPower(2, exponent)}`;
+}
+
+/** @param {number} value */
+function formatCountOrNumber(value) {
+  return Number.isInteger(value) ? formatCount(value) : formatNumber(value);
+}
+
+/** The shortest text of a loss scale: 2¹⁶, or the number where it is no power. @param {number | null | undefined} value */
+export function formatScaleShort(value) {
+  if (value == null || !Number.isFinite(value) || value <= 0) return formatNumber(value);
+  const exponent = Math.log2(value);
+  return Number.isInteger(exponent) ? formatPower(2, exponent) : formatNumber(value);
+}
+
+/** @param {number} base @param {number} exponent an integer */
+export function formatPower(base, exponent) {
+  return `${base}${superscript(exponent)}`;
+}
+
+/** A share in percent, never rounded down to none: 2.3 %, < 0.01 %. @param {number} part @param {number} whole */
+export function formatShare(part, whole) {
+  if (!whole) return DASH;
+  const percent = (100 * part) / whole;
+  if (part > 0 && percent < 0.01) return "< 0.01 %";
+  return `${Number(percent.toPrecision(2)).toLocaleString("en-US")} %`;
+}
+
+/**
+ * Time since the start as a clock: 0:45, 12:30, 1:02:30, 2d 03:00:00; below ten seconds with the decimals asked for.
+ * @param {number | null | undefined} seconds @param {number} [decimals]
+ */
+export function formatElapsed(seconds, decimals = 0) {
+  if (seconds == null || !Number.isFinite(seconds)) return DASH;
+  const unit = 10 ** -decimals;
+  const rounded = Math.round(Math.abs(seconds) / unit) * unit;
+  const whole = Math.floor(rounded + unit / 4);
+  const fraction = decimals ? Math.abs(rounded - whole).toFixed(decimals).slice(1) : "";
+  const [days, hours, minutes, rest] = [
+    Math.floor(whole / 86400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60, whole % 60,
+  ];
+  const two = (/** @type {number} */ part) => String(part).padStart(2, "0");
+  let text;
+  if (days) text = `${days}d ${two(hours)}:${two(minutes)}:${two(rest)}`;
+  else if (hours) text = `${hours}:${two(minutes)}:${two(rest)}`;
+  else text = `${minutes}:${two(rest)}`;
+  return (seconds < 0 && whole > 0 ? MINUS : "") + text + fraction;
+}
+
+/** How long ago in the largest fitting unit: 12 s, 3 min, 5 h, 2 days. @param {number} seconds */
+export function formatAge(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min`;
+  if (whole < 2 * 86400) return `${Math.floor(whole / 3600)} h`;
+  return `${Math.floor(whole / 86400)} days`;
+}
+
+/** Words for a machine's name: `bad_batch` is "bad batch". @param {string | null | undefined} name */
+export function words(name) {
+  return (name ?? "").replaceAll("_", " ");
+}
+
+/** `1 step`, `2 steps`. @param {number} count @param {string} singular @param {string} [plural] */
+export function counted(count, singular, plural = `${singular}s`) {
+  return `${formatCount(count)} ${count === 1 ? singular : plural}`;
+}
+
+/**
+ * Whether a run is being written: "training", "ended", "crashed", or "silent" for so long.
+ * A run is silent when nothing came for 30 seconds, or for five of its usual steps if those are longer.
+ *
+ * @param {{ended: string | null, last_wall_time: number | null, first_wall_time: number | null, steps: number | null}} run
+ * @param {number} now seconds since the epoch
+ * @returns {{state: "training" | "ended" | "crashed" | "silent" | "unknown", text: string}}
+ */
+export function statusOf(run, now) {
+  if (run.ended === "crash") return { state: "crashed", text: "crashed" };
+  if (run.ended) return { state: "ended", text: "ended" };
+  if (run.last_wall_time == null) return { state: "unknown", text: "no step yet" };
+  const quiet = now - run.last_wall_time;
+  const usual = (run.last_wall_time - (run.first_wall_time ?? run.last_wall_time)) / Math.max(1, (run.steps ?? 1) - 1);
+  if (quiet <= Math.max(30, 5 * usual)) return { state: "training", text: "training" };
+  return { state: "silent", text: `silent for ${formatAge(quiet)}` };
+}
+
+// ---- Ticks: where they stand, and how they read. Each returns positions within [min, max].
+
+/**
+ * Multiples of 1, 2 or 5 times a power of ten, at most `count`, and never closer than `smallest`.
+ * @param {number} min @param {number} max @param {number} count @param {number} [smallest]
+ */
+export function linearTicks(min, max, count, smallest = 0) {
+  return multiples(min, max, linearIncrement((max - min) / Math.max(1, count), smallest));
+}
+
+/** The smallest of 1, 2, 5 times a power of ten that is at least `rough`. @param {number} rough @param {number} [smallest] */
+export function linearIncrement(rough, smallest = 0) {
+  const wanted = Math.max(rough, smallest, Number.MIN_VALUE * 1e16);
+  const power = 10 ** Math.floor(Math.log10(wanted));
+  const factor = [1, 2, 5, 10].find((candidate) => candidate * power >= wanted * (1 - 1e-9)) ?? 10;
+  return factor * power;
+}
+
+const CLOCK_SECONDS = [
+  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400,
+];
+
+/** Round times: seconds, minutes, hours, days. @param {number} min @param {number} max @param {number} count */
+export function timeTicks(min, max, count) {
+  const rough = (max - min) / Math.max(1, count);
+  if (rough <= 1) return linearTicks(min, max, count);
+  const increment = CLOCK_SECONDS.find((candidate) => candidate >= rough) ?? 86400 * linearIncrement(rough / 86400);
+  return multiples(min, max, increment);
+}
+
+/**
+ * Ticks of a log2 axis in exponents: every exponent, or every second, fifth, ... where they would crowd.
+ * @param {number} min exponent @param {number} max exponent @param {number} count
+ */
+export function log2Ticks(min, max, count) {
+  return linearTicks(min, max, count, 1);
+}
+
+/**
+ * Ticks of a log10 axis, in log10: decades; 1-2-5 or finer where less than two decades are in view.
+ * @param {number} min log10 @param {number} max log10 @param {number} count
+ */
+export function log10Ticks(min, max, count) {
+  const decades = linearTicks(min, max, count, 1);
+  if (decades.length >= 3 || count < 2) return decades;
+  for (const factors of [[1, 2, 3, 5], [1, 2, 5], [1, 3]]) {
+    /** @type {number[]} */
+    const ticks = [];
+    for (let decade = Math.floor(min); decade <= Math.ceil(max); decade++) {
+      for (const factor of factors) {
+        const at = decade + Math.log10(factor);
+        if (at >= min && at <= max) ticks.push(at);
+      }
+    }
+    if (ticks.length <= count && ticks.length >= 2) return ticks;
+  }
+  if (decades.length >= 2) return decades;
+  const inside = linearTicks(10 ** min, 10 ** max, count).filter((value) => value > 0).map(Math.log10);
+  return inside.length ? inside : decades;
+}
+
+/** @param {number} min @param {number} max @param {number} increment */
+function multiples(min, max, increment) {
+  /** @type {number[]} */
+  const ticks = [];
+  if (!(max >= min) || !(increment > 0)) return ticks;
+  const first = Math.ceil(min / increment - 1e-9);
+  for (let index = first; index * increment <= max + increment * 1e-9 && ticks.length < 1000; index++) {
+    ticks.push(index === 0 ? 0 : Number((index * increment).toPrecision(12)));
+  }
+  return ticks;
+}
+
+/** Labels of linear ticks, all with the decimals that their distance needs. @param {number[]} ticks */
+export function linearLabels(ticks) {
+  if (!ticks.length) return [];
+  const largest = Math.max(...ticks.map(Math.abs));
+  const increment = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : largest || 1;
+  if (largest >= 1e6 || (largest > 0 && largest < 1e-3)) return ticks.map(shortExponent);
+  const decimals = Math.min(12, Math.max(0, -Math.floor(Math.log10(increment) + 1e-9)));
+  return ticks.map((tick) => sign(tick, Math.abs(tick).toLocaleString("en-US", {
+    minimumFractionDigits: decimals, maximumFractionDigits: decimals,
+  })));
+}
+
+/** Labels of steps: 250,000 in full, from a million on in millions. @param {number[]} ticks */
+export function stepLabels(ticks) {
+  const largest = Math.max(0, ...ticks.map(Math.abs));
+  const increment = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : 1;
+  if (largest < 1e6 || increment < 1e4) return ticks.map((tick) => formatCount(tick));
+  return ticks.map((tick) => (tick === 0 ? "0" : `${Number((tick / 1e6).toFixed(6)).toLocaleString("en-US")}M`));
+}
+
+/** @param {number[]} ticks seconds */
+export function timeLabels(ticks) {
+  const increment = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : 1;
+  const decimals = increment >= 1 ? 0 : Math.min(3, Math.ceil(-Math.log10(increment) - 1e-9));
+  return ticks.map((tick) => formatElapsed(tick, decimals));
+}
+
+/** @param {number[]} ticks exponents */
+export function log2Labels(ticks) {
+  return ticks.map((tick) => formatPower(2, Math.round(tick)));
+}
+
+/** @param {number[]} ticks log10 */
+export function log10Labels(ticks) {
+  return ticks.map((tick) => {
+    const value = Number((10 ** tick).toPrecision(3));
+    if (value >= 1e-3 && value < 1e5) return value.toLocaleString("en-US", { maximumSignificantDigits: 3 });
+    return shortExponent(value);
+  });
+}
+
+/** @param {number} value */
+function shortExponent(value) {
+  if (value === 0) return "0";
+  const [mantissa, exponent] = Math.abs(value).toExponential(2).split("e");
+  const short = trimZeros(mantissa);
+  const power = formatPower(10, Number(exponent));
+  return sign(value, short === "1" ? power : `${short}×${power}`);
+}
+
+/** @param {number} value @param {string} text of its size */
+function sign(value, text) {
+  return value < 0 ? MINUS + text : text;
+}

@@ -1,0 +1,176 @@
+/**
+ * The page around the panel: TensorBoard's address, its dark mode, its reload button, and the browser's memory.
+ *
+ * The panel lives in a frame of TensorBoard's page. Where that page cannot be reached (a notebook on another
+ * origin) each of these falls back or does nothing; the panel works all the same.
+ */
+
+/**
+ * What an address tells of the panel.
+ * @typedef {object} Place
+ * @property {string | null} run
+ * @property {[number, number] | null} zoom steps, inclusive; null: the whole run
+ * @property {"step" | "time"} axis
+ * @property {{step: number, kind: string} | null} event the selected one
+ */
+
+const PREFIX = "p.tbnum.";
+const TAB = "tbnum";
+
+/** @returns {Place} */
+export function nowhere() {
+  return { run: null, zoom: null, axis: "step", event: null };
+}
+
+/** @param {string} hash of TensorBoard's page, `#tbnum&p.tbnum.run=gpt` @returns {Place} */
+export function parsePlace(hash) {
+  const place = nowhere();
+  for (const part of hash.replace(/^#/, "").split("&")) {
+    const equals = part.indexOf("=");
+    if (equals < 0 || !part.startsWith(PREFIX)) continue;
+    const value = decoded(part.slice(equals + 1));
+    switch (part.slice(PREFIX.length, equals)) {
+      case "run":
+        place.run = value;
+        break;
+      case "steps": {
+        const [, from, to] = /^(\d+)-(\d+)$/.exec(value) ?? [];
+        if (from !== undefined && Number(to) > Number(from)) place.zoom = [Number(from), Number(to)];
+        break;
+      }
+      case "x":
+        place.axis = value === "time" ? "time" : "step";
+        break;
+      case "event": {
+        const [, step, kind] = /^(\d+)\.(\w+)$/.exec(value) ?? [];
+        if (step !== undefined) place.event = { step: Number(step), kind };
+        break;
+      }
+    }
+  }
+  return place;
+}
+
+/** The hash with the place in it; what others wrote there stays. @param {string} hash @param {Place} place */
+export function formatPlace(hash, place) {
+  const [head, ...others] = hash.replace(/^#/, "").split("&").filter((part) => !part.startsWith(PREFIX));
+  const parts = [head || TAB, ...others];
+  const put = (/** @type {string} */ name, /** @type {string} */ value) => parts.push(`${PREFIX}${name}=${encodeURIComponent(value)}`);
+  if (place.run !== null) put("run", place.run);
+  if (place.zoom) put("steps", `${place.zoom[0]}-${place.zoom[1]}`);
+  if (place.axis === "time") put("x", "time");
+  if (place.event) put("event", `${place.event.step}.${place.event.kind}`);
+  return `#${parts.join("&")}`;
+}
+
+/** Whether the address is the panel's to write: another tab of TensorBoard keeps its own. @param {string} hash */
+export function isOurs(hash) {
+  const head = hash.replace(/^#/, "").split("&")[0];
+  return head === "" || head === TAB;
+}
+
+/** @param {string} text */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/** TensorBoard's window, or the panel's own where it stands alone or may not look. */
+function page() {
+  try {
+    void window.parent.location.hash; // throws on another origin
+    return window.parent;
+  } catch {
+    return window;
+  }
+}
+
+export function readPlace() {
+  return parsePlace(page().location.hash);
+}
+
+/** @param {Place} place */
+export function writePlace(place) {
+  try {
+    const { location, history } = page();
+    if (!isOurs(location.hash)) return;
+    const hash = formatPlace(location.hash, place);
+    if (hash !== location.hash) history.replaceState(history.state, "", hash);
+  } catch {
+    // Browsers limit how often a page may do this; the next change writes again.
+  }
+}
+
+/** @param {(place: Place) => void} changed called when a person edits the address or goes back */
+export function onPlace(changed) {
+  page().addEventListener("hashchange", () => {
+    const { hash } = page().location;
+    if (isOurs(hash) && hash.includes(PREFIX)) changed(parsePlace(hash));
+  });
+}
+
+/** Keeps the class `dark` on the root in step with TensorBoard. @param {(dark: boolean) => void} changed */
+export function followTheme(changed) {
+  const root = document.documentElement;
+  /** @type {boolean | null} */
+  let last = null;
+  const set = (/** @type {boolean} */ dark) => {
+    if (dark === last) return;
+    last = dark;
+    root.classList.toggle("dark", dark);
+    changed(dark);
+  };
+  try {
+    const { body } = window.parent.document;
+    if (window.parent !== window) {
+      const look = () => set(body.classList.contains("dark-mode"));
+      new MutationObserver(look).observe(body, { attributes: true, attributeFilter: ["class"] });
+      look();
+      return;
+    }
+  } catch {
+    // Another origin: the system's preference decides.
+  }
+  const query = matchMedia("(prefers-color-scheme: dark)");
+  query.addEventListener("change", () => set(query.matches));
+  set(query.matches);
+}
+
+/** @param {() => void} reload called when TensorBoard's reload button or its automatic reload fires */
+export function onReload(reload) {
+  if (window.parent === window) return;
+  const { port1, port2 } = new MessageChannel();
+  port1.addEventListener("message", (message) => {
+    try {
+      const { type, id, isReply } = JSON.parse(message.data);
+      if (isReply) return;
+      port1.postMessage(JSON.stringify({ type, id, payload: null, error: null, isReply: true }));
+      if (type === "experimental.DataReloaded") reload();
+    } catch {
+      // Not a message of TensorBoard's.
+    }
+  });
+  port1.start();
+  window.parent.postMessage("experimental.bootstrap", "*", [port2]);
+}
+
+/** A setting that outlives the page, where the browser allows it. @param {string} name @param {string} fallback */
+export function remembered(name, fallback) {
+  try {
+    return localStorage.getItem(`tbnum.${name}`) ?? fallback;
+  } catch {
+    return fallback;
+  }
+}
+
+/** @param {string} name @param {string} value */
+export function remember(name, value) {
+  try {
+    localStorage.setItem(`tbnum.${name}`, value);
+  } catch {
+    // Frames on another site have no storage.
+  }
+}

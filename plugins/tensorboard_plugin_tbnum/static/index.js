@@ -1,0 +1,788 @@
+/**
+ * The Numerics tab: puts its parts together, asks the server, and keeps what is shown in step with both.
+ *
+ * TensorBoard imports this module in a frame and calls `render()`.
+ */
+
+import { Api, RouteError, Unreachable } from "./api.js";
+import { Charts, TimeAxis, element, neededColumns } from "./charts.js";
+import { counted, formatCount, formatElapsed, formatScaleShort, statusOf } from "./format.js";
+import { followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
+import { buildLanes, laneOf, lowerBound } from "./marks.js";
+import {
+  CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventsAt, listedEvents, notBuilt, problemState, runTitle, skipSummary,
+} from "./view.js";
+
+/**
+ * @typedef {import("./api.js").RunTable} RunTable
+ * @typedef {import("./api.js").RunRow} RunRow
+ * @typedef {import("./api.js").RunInfo} RunInfo
+ * @typedef {import("./api.js").Series} Series
+ * @typedef {import("./api.js").StepValues} StepValues
+ * @typedef {import("./api.js").TbnumEvent} TbnumEvent
+ * @typedef {import("./marks.js").Lane} Lane
+ *
+ * @typedef {object} Loaded what is known of the chosen run
+ * @property {string} run
+ * @property {RunInfo} info
+ * @property {Series} overview of all steps
+ * @property {Series | null} detail of the interval in view and a margin around it
+ * @property {unknown} eventsAnswer
+ * @property {unknown} nonfiniteAnswer
+ * @property {TbnumEvent[]} events as the server gave them
+ * @property {Lane[]} lanes
+ */
+
+const POLL_SECONDS = 2;
+const SLOWEST_POLL_SECONDS = 15;
+const EVENT_ZOOM_STEPS = 120;
+const SMALLEST_ZOOM_STEPS = 8;
+
+export async function render() {
+  document.documentElement.lang = "en";
+  document.title = "Numerics";
+  const library = import(new URL("./vendor/uPlot.esm.js", import.meta.url).href).then((module) => module.default, (/** @type {Error} */ error) => error);
+  await Promise.all([stylesheet("./vendor/uPlot.min.css"), stylesheet("./style.css")]);
+  document.body.replaceChildren();
+  const panel = new Panel(document.body, library);
+  panel.start();
+}
+
+/** @param {string} path beside this module @returns {Promise<void>} resolved when it applies, or cannot be had */
+function stylesheet(path) {
+  return new Promise((resolve) => {
+    const link = element("link");
+    link.rel = "stylesheet";
+    link.href = new URL(path, import.meta.url).href;
+    link.addEventListener("load", () => resolve());
+    link.addEventListener("error", () => resolve());
+    document.head.append(link);
+  });
+}
+
+class Panel {
+  /** @param {HTMLElement} body @param {Promise<any>} library */
+  constructor(body, library) {
+    this.library = library;
+    this.api = new Api();
+    /** @type {import("./host.js").Place} */
+    this.place = nowhere();
+    /** @type {RunTable | null} */
+    this.table = null;
+    /** @type {Loaded | null} */
+    this.loaded = null;
+    /** @type {TbnumEvent | null} */
+    this.selected = null;
+    /** @type {Set<string>} */
+    this.hidden = new Set();
+    this.smoothing = clampSmoothing(Number(remembered("smoothing", "0.6")));
+    this.logLoss = remembered("logLoss", "no") === "yes";
+    this.optimizer = 0;
+    /** Whether a zoomed view moves on with the run. */
+    this.following = false;
+    /** @type {Charts | null} */
+    this.charts = null;
+    this.pollSeconds = POLL_SECONDS;
+    this.pollTimer = 0;
+    this.polling = false;
+    this.pollAgain = false;
+    this.failures = 0;
+    /** @type {AbortController | null} */
+    this.detailRequest = null;
+    this.detailTimer = 0;
+    this.hoverTimer = 0;
+    this.pointerY = 0;
+    /** @type {number | null} */
+    this.cursor = null;
+    /** @type {Map<number, StepValues>} */
+    this.steps = new Map();
+    this.stepsVersion = "";
+    this.#build(body);
+  }
+
+  async start() {
+    this.place = readPlace();
+    followTheme(() => requestAnimationFrame(() => this.charts?.recolor()));
+    onPlace((place) => this.#goTo(place));
+    onReload(() => this.poll(true));
+    const PlotClass = await this.library;
+    if (PlotClass instanceof Error) {
+      this.#say(notBuilt(PlotClass.message));
+      return;
+    }
+    this.charts = new Charts(PlotClass, this.chartRoot, {
+      zoom: (from, to) => this.zoom(from, to),
+      reset: () => this.resetZoom(),
+      select: (event) => this.select(event, false),
+      hover: (step) => this.hover(step),
+      key: (event) => this.#chartKey(event),
+      logLoss: (on) => { this.logLoss = on; remember("logLoss", on ? "yes" : "no"); this.#draw(); },
+      optimizer: (index) => { this.optimizer = index; this.#reload(); },
+    });
+    new ResizeObserver(() => this.#resized()).observe(this.chartRoot);
+    document.addEventListener("visibilitychange", () => this.poll(true));
+    document.addEventListener("keydown", (event) => this.#globalKey(event));
+    setInterval(() => this.#showStatus(), 5000);
+    this.poll(true);
+  }
+
+  // ---- The page
+
+  app = element("div", "app");
+  alert = element("div", "alert");
+  stage = element("main", "stage");
+  name = element("h1", "");
+  status = element("span", "status");
+  facts = element("p", "facts-line");
+  problems = element("details", "problems");
+  content = element("div", "content");
+  chartRoot = element("div", "charts");
+  message = element("div", "message");
+  live = element("p", "visually-hidden");
+  runsButton = pushButton("Runs", "", () => this.#openRuns(!this.app.classList.contains("runs-open")));
+  followButton = pushButton("Follow", "Keep the newest step in view (F)", () => this.#toggleFollow());
+  resetButton = pushButton("Reset zoom", "Show all steps (double click, or 0)", () => this.resetZoom());
+  slider = element("input", "");
+  smoothingLabel = element("label", "smoothing");
+  smoothingValue = element("output", "");
+  axisButtons = /** @type {["step", "time"]} */ (["step", "time"]).map((axis) => {
+    const [label, title] = axis === "step" ? ["Step", "By step"] : ["Time", "By time since the first step"];
+    const button = pushButton(label, title, () => { this.place.axis = axis; this.#keepPlace(); this.#draw(); });
+    button.dataset.axis = axis;
+    return button;
+  });
+
+  runList = new RunList((run) => { this.#openRuns(false); this.chooseRun(run); });
+  eventList = new EventList((event) => this.select(event, true));
+  card = new EventCard({ close: () => this.select(null, false), go: (by) => this.#neighbour(by) });
+  cursorCard = new CursorCard();
+  legend = new Legend((id) => this.#toggleLane(id));
+
+  /** @param {HTMLElement} body */
+  #build(body) {
+    this.alert.setAttribute("role", "alert");
+    this.alert.hidden = true;
+    this.stage.setAttribute("aria-label", "Numerics of a run");
+    this.runsButton.classList.add("runs-button");
+    this.runsButton.setAttribute("aria-expanded", "false");
+    const bar = element("header", "bar");
+    const heading = element("div", "heading");
+    const line = element("div", "heading-line");
+    line.append(this.name, this.status);
+    heading.append(line, this.facts);
+    bar.append(this.runsButton, heading, this.#tools());
+
+    this.problems.hidden = true;
+    const center = element("div", "center");
+    center.append(this.legend.element, this.chartRoot);
+    const side = element("aside", "side");
+    side.setAttribute("aria-label", "Events of the run");
+    side.append(this.card.element, this.eventList.element);
+    this.content.append(center, side);
+    this.live.setAttribute("role", "status");
+    this.stage.append(bar, this.problems, this.content, this.message, this.live);
+    this.app.append(this.runList.element, this.stage);
+    body.append(this.alert, this.app, this.cursorCard.element);
+    this.chartRoot.addEventListener("pointermove", (event) => {
+      this.pointerY = event.clientY;
+      if (this.cursor !== null) this.#placeCard();
+    });
+    this.#waiting("Loading …");
+  }
+
+  #tools() {
+    const tools = element("div", "tools");
+    Object.assign(this.slider, { type: "range", min: "0", max: "0.99", step: "0.01", value: String(this.smoothing) });
+    this.smoothingValue.textContent = this.smoothing.toFixed(2);
+    this.slider.addEventListener("input", () => {
+      this.smoothing = clampSmoothing(Number(this.slider.value));
+      this.smoothingValue.textContent = this.smoothing.toFixed(2);
+      remember("smoothing", String(this.smoothing));
+      this.#draw();
+    });
+    this.smoothingLabel.append("Smoothing", this.slider, this.smoothingValue);
+    const axis = element("div", "segmented");
+    axis.setAttribute("role", "group");
+    axis.setAttribute("aria-label", "Horizontal axis");
+    axis.append(...this.axisButtons);
+    tools.append(this.smoothingLabel, axis, this.followButton, this.resetButton);
+    return tools;
+  }
+
+  /** On narrow windows the runs open over the charts. @param {boolean} open */
+  #openRuns(open) {
+    this.app.classList.toggle("runs-open", open);
+    this.runsButton.setAttribute("aria-expanded", String(open));
+  }
+
+  // ---- What the server knows
+
+  /** Asks for what is new, and again in a while. @param {boolean} [now] whether a person is waiting */
+  async poll(now = false) {
+    if (now) this.pollSeconds = POLL_SECONDS;
+    if (this.polling) {
+      this.pollAgain = now;
+      return;
+    }
+    clearTimeout(this.pollTimer);
+    if (!this.#visible()) return; // becoming visible polls again
+    this.polling = true;
+    let changed = false;
+    try {
+      changed = await this.#refresh();
+      if (this.failures) this.#recovered();
+    } catch (error) {
+      this.#failed(error);
+    }
+    this.polling = false;
+    const running = this.table?.runs.some((run) => run.run === this.place.run && statusOf(run, Date.now() / 1000).state === "training");
+    if (this.failures) this.pollSeconds = Math.min(SLOWEST_POLL_SECONDS, POLL_SECONDS * 1.5 ** (this.failures - 1));
+    else if (changed || running || this.table?.state === "scanning") this.pollSeconds = POLL_SECONDS;
+    else this.pollSeconds = Math.min(SLOWEST_POLL_SECONDS, this.pollSeconds * 1.5);
+    if (this.table?.state === "scanning") this.pollSeconds = 0.4;
+    if (this.pollAgain) {
+      this.pollAgain = false;
+      this.pollSeconds = 0;
+    }
+    clearTimeout(this.pollTimer);
+    this.pollTimer = setTimeout(() => this.poll(), this.pollSeconds * 1000);
+  }
+
+  #visible() {
+    return document.visibilityState === "visible" && innerHeight > 0 && innerWidth > 0;
+  }
+
+  /** @returns {Promise<boolean>} whether anything is new */
+  async #refresh() {
+    const before = this.table;
+    const asked = this.place.run;
+    // A run that the address names is fetched beside the table, not after it.
+    const early = asked !== null && this.loaded?.run !== asked ? this.#load(asked).catch(() => null) : null;
+    const table = await this.api.runs();
+    await early;
+    this.table = table;
+    if (this.place.run === null && table.runs.length) {
+      this.place.run = (mostInteresting(table.runs) ?? table.runs[0]).run;
+      this.#keepPlace();
+    }
+    this.runList.show(table, this.place.run);
+    const { run } = this.place;
+    if (run === null) {
+      this.#say(table.errors.length && !table.runs.length
+        ? problemState("The logdir could not be read", `${table.errors[0].run} ${table.errors[0].reason}`)
+        : emptyState(table.logdir, table.state === "scanning"));
+      return table !== before;
+    }
+    if (!table.runs.some((row) => row.run === run)) {
+      if (table.state === "scanning") this.#waiting(`Looking for ${runTitle(run)} …`);
+      else this.#runIsGone(run, table);
+      return table !== before;
+    }
+    const changed = asked === run && this.loaded?.run === run && early ? true : await this.#load(run);
+    this.#showStatus();
+    return changed || table !== before;
+  }
+
+  /** @param {string} run @param {RunTable} table */
+  #runIsGone(run, table) {
+    const text = `${table.logdir} has no run of the name ${runTitle(run)}. It may have been moved or deleted.`;
+    this.loaded = null;
+    this.#say(table.runs.length ? problemState("This run is not there", `${text} Choose another one.`) : emptyState(table.logdir, false));
+  }
+
+  /** Fetches what is new of a run and draws it. @param {string} run @returns {Promise<boolean>} whether anything was new */
+  async #load(run) {
+    const [info, events] = await Promise.all([this.api.run(run), this.api.events(run)]);
+    if (this.place.run !== run) return false;
+    const old = this.loaded?.run === run ? this.loaded : null;
+    const columns = neededColumns(info.columns, this.#prefix(info));
+    const { buckets } = this;
+    const [overview, nonfinite] = await Promise.all([
+      columns.length ? this.api.series(run, { columns, buckets }) : null,
+      info.columns.includes("loss") ? this.api.nonfinite(run, "loss") : null,
+    ]);
+    if (this.place.run !== run) return false;
+    if (!overview || !overview.length) {
+      this.loaded = null;
+      this.#waiting("The run has begun; its first step has not arrived yet.");
+      return true;
+    }
+    if (old && old.overview === overview && old.eventsAnswer === events && old.nonfiniteAnswer === nonfinite && old.info === info) return false;
+    const sameMarks = old && old.eventsAnswer === events && old.nonfiniteAnswer === nonfinite;
+    this.loaded = {
+      run, info, overview, detail: old?.detail ?? null, eventsAnswer: events, nonfiniteAnswer: nonfinite,
+      events: events.events, lanes: sameMarks ? old.lanes : buildLanes(events.events, nonfinite),
+    };
+    if (this.stepsVersion !== info.version) {
+      this.stepsVersion = info.version;
+      this.steps.clear();
+    }
+    if (!old) this.#arrived(info);
+    else if (!sameMarks && this.selected) this.selected = this.#find(this.selected);
+    this.#showProblems(info.problems);
+    this.#moveOn();
+    this.#draw();
+    this.#askForDetail(0);
+    return true;
+  }
+
+  /** The first drawing of a run: the address may name an event. @param {RunInfo} info */
+  #arrived(info) {
+    this.#say(null);
+    const names = Object.keys(info.meta.optimizers ?? {});
+    this.charts?.setOptimizers(names, this.optimizer);
+    this.selected = this.place.event ? this.#find({ ...this.place.event }) : null;
+    if (this.place.zoom) this.place.zoom = this.#clamped(...this.place.zoom);
+    if (this.selected) this.#showValuesOf(this.selected);
+  }
+
+  /** The event of the same step and kind. @param {{step: number, kind: string}} event @returns {TbnumEvent | null} */
+  #find({ step, kind }) {
+    const lane = this.loaded?.lanes.find((candidate) => candidate.kind.id === laneOf(kind));
+    return lane?.events.find((event) => event.step === step && event.kind === kind) ?? null;
+  }
+
+  /** @param {RunInfo} info */
+  #prefix(info) {
+    const names = Object.keys(info.meta.optimizers ?? {});
+    return names.length > 1 ? `${names[this.optimizer] ?? names[0]}/` : "";
+  }
+
+  /** How many points are asked for: about one a pixel. */
+  get buckets() {
+    const width = this.charts?.plotWidth ?? 800;
+    return Math.max(512, Math.ceil(width / 256) * 256);
+  }
+
+  /** @param {unknown} error */
+  #failed(error) {
+    this.failures += 1;
+    if (error instanceof RouteError && error.status === 404 && this.place.run !== null) {
+      this.loaded = null;
+      this.#say(problemState("This run cannot be shown", error.message));
+      this.failures = 0;
+      return;
+    }
+    if (!(error instanceof RouteError) && !(error instanceof Unreachable)) console.error(error);
+    const text = error instanceof Unreachable
+      ? "TensorBoard does not answer. Trying again; what was loaded stays."
+      : `The server could not answer: ${error instanceof Error ? error.message : error}. Trying again.`;
+    this.alert.hidden = false;
+    if (this.alert.firstChild?.textContent !== text) {
+      this.alert.replaceChildren(element("span", "", text), pushButton("Try now", "", () => this.poll(true)));
+    }
+    if (!this.table) this.#say(problemState("Nothing to show yet", text));
+    this.#showStatus();
+  }
+
+  #recovered() {
+    this.failures = 0;
+    this.alert.hidden = true;
+    this.alert.replaceChildren();
+  }
+
+  // ---- What a person does
+
+  /** @param {string} run */
+  chooseRun(run) {
+    if (run === this.place.run && this.loaded) return;
+    this.place = { ...nowhere(), run, axis: this.place.axis };
+    this.selected = null;
+    this.loaded = null;
+    this.following = false;
+    this.optimizer = 0;
+    this.#keepPlace();
+    this.runList.show(/** @type {RunTable} */ (this.table), run);
+    this.#waiting(`Loading ${runTitle(run)} …`);
+    this.#reload();
+  }
+
+  #reload() {
+    if (this.loaded) this.loaded = { ...this.loaded, detail: null };
+    this.poll(true);
+  }
+
+  /** @param {import("./host.js").Place} place */
+  #goTo(place) {
+    if (place.run !== null && place.run !== this.place.run) {
+      this.place = place;
+      this.loaded = null;
+      this.selected = null;
+      this.#waiting(`Loading ${runTitle(place.run)} …`);
+      this.#reload();
+      return;
+    }
+    this.place = { ...place, run: this.place.run };
+    if (!this.loaded) return;
+    this.selected = place.event ? this.#find(place.event) : null;
+    if (place.zoom) this.place.zoom = this.#clamped(...place.zoom);
+    this.#draw();
+    this.#askForDetail(0);
+  }
+
+  /** @returns {[number, number]} first and last step */
+  #extent() {
+    const { first_step: first, last_step: last } = /** @type {Loaded} */ (this.loaded).overview.header;
+    return [first ?? 0, last ?? 0];
+  }
+
+  /** @param {number} from @param {number} to @returns {[number, number] | null} null: everything */
+  #clamped(from, to) {
+    const [first, last] = this.#extent();
+    const span = Math.min(last - first, Math.max(SMALLEST_ZOOM_STEPS, Math.round(to) - Math.round(from)));
+    if (span >= last - first) return null;
+    const start = Math.round(Math.max(first, Math.min(last - span, (from + to - span) / 2)));
+    return [start, start + span];
+  }
+
+  /** @param {number} from step @param {number} to step */
+  zoom(from, to) {
+    if (!this.loaded) return;
+    const zoom = this.#clamped(from, to);
+    if (this.following && zoom && zoom[1] < this.#extent()[1]) this.following = false;
+    this.place.zoom = zoom;
+    this.#draw();
+    this.#askForDetail(40);
+    this.#keepPlace();
+    this.#announce();
+  }
+
+  resetZoom() {
+    if (!this.loaded || !this.place.zoom) return;
+    this.place.zoom = null;
+    this.following = false;
+    this.#draw();
+    this.#keepPlace();
+    this.#announce();
+  }
+
+  #toggleFollow() {
+    if (!this.loaded) return;
+    if (!this.place.zoom) { // everything is in view: following is what it does; a window of the newest steps is asked for
+      const [first, last] = this.#extent();
+      this.following = true;
+      this.place.zoom = this.#clamped(Math.max(first, last - 200), last);
+    } else {
+      this.following = !this.following;
+      if (this.following) this.#moveOn();
+    }
+    this.#draw();
+    this.#askForDetail(0);
+    this.#keepPlace();
+  }
+
+  /** Keeps the right edge of a following view at the newest step. */
+  #moveOn() {
+    if (!this.following || !this.place.zoom) return;
+    const last = this.#extent()[1];
+    const span = this.place.zoom[1] - this.place.zoom[0];
+    this.place.zoom = this.#clamped(last - span, last);
+    this.#keepPlace();
+  }
+
+  /** @param {TbnumEvent | null} event @param {boolean} zoomToIt */
+  select(event, zoomToIt) {
+    this.selected = event;
+    this.place.event = event ? { step: event.step, kind: event.kind } : null;
+    if (event && this.loaded) {
+      const lane = laneOf(event.kind);
+      if (this.hidden.delete(lane)) this.legend.show(this.loaded.lanes, this.hidden);
+      const [from, to] = this.place.zoom ?? this.#extent();
+      const inside = event.step >= from && event.step <= to;
+      const tight = to - from <= 1.5 * EVENT_ZOOM_STEPS;
+      if (zoomToIt && !(inside && tight)) {
+        this.following = false;
+        this.place.zoom = this.#clamped(event.step - EVENT_ZOOM_STEPS / 2, event.step + EVENT_ZOOM_STEPS / 2);
+        this.#askForDetail(0);
+      }
+      this.#showValuesOf(event);
+    }
+    this.#draw();
+    this.#keepPlace();
+    if (event) this.#announce(`${event.message || event.kind}`);
+  }
+
+  /** @param {1 | -1} by */
+  #neighbour(by) {
+    const lane = this.loaded?.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
+    if (!lane || !this.selected) return;
+    const next = lane.events[lane.events.indexOf(this.selected) + by];
+    if (!next) return;
+    const [from, to] = this.place.zoom ?? this.#extent();
+    this.select(next, next.step < from || next.step > to);
+  }
+
+  /** @param {string} id */
+  #toggleLane(id) {
+    if (!this.hidden.delete(id)) this.hidden.add(id);
+    this.#draw();
+    this.charts?.resize();
+  }
+
+  // ---- The cursor
+
+  /** @param {number | null} step */
+  hover(step) {
+    this.cursor = step;
+    clearTimeout(this.hoverTimer);
+    if (step === null || !this.loaded) {
+      this.charts?.setCursor(null);
+      this.cursorCard.hide();
+      return;
+    }
+    this.#showCursor(step);
+    if (!this.steps.has(step)) this.hoverTimer = setTimeout(() => this.#fetchStep(step), 30);
+  }
+
+  /** @param {number} step */
+  async #fetchStep(step) {
+    const run = this.place.run;
+    if (run === null) return;
+    try {
+      const values = await this.api.step(run, step);
+      if (this.place.run !== run) return;
+      if (this.steps.size > 500) this.steps.clear();
+      this.steps.set(step, values);
+      if (this.cursor === step) this.#showCursor(step);
+    } catch (error) {
+      if (!(error instanceof Unreachable) && !(error instanceof RouteError)) throw error;
+    }
+  }
+
+  /** @param {number} step */
+  #showCursor(step) {
+    if (!this.loaded || !this.charts) return;
+    const { overview, lanes, info } = this.loaded;
+    const series = this.#series();
+    const bucket = series.exact ? null : `Each pixel here holds ${counted(series.bucketSteps, "step")}; these are the values of one.`;
+    const text = this.cursorCard.show(step, this.steps.get(step) ?? this.#known(step), {
+      prefix: this.#prefix(info),
+      elapsed: new TimeAxis(series.exact ? series : overview).xOf(step) + (series.exact ? series.wallTime[0] - overview.wallTime[0] : 0),
+      events: eventsAt(lanes, step, lowerBound),
+      bucket,
+    });
+    this.charts.setCursorText(text);
+    this.#placeCard();
+  }
+
+  /** What the loaded series tells of a step, until the server's answer is there. @param {number} step @returns {StepValues | null} */
+  #known(step) {
+    const series = this.#series();
+    if (!series.exact) return null;
+    const at = lowerBound(series.step, step);
+    if (series.step[at] !== step) return null;
+    /** @type {Record<string, any>} */
+    const values = {};
+    for (const [name, array] of series.arrays) values[name] = array[at];
+    for (const name of ["lr", "micro_batches", "clip_coef", "skipped"]) values[name] ??= undefined;
+    return { run: "", version: "", step, values, events: [] };
+  }
+
+  #placeCard() {
+    if (this.cursor === null || !this.charts) return;
+    this.cursorCard.place(this.charts.clientX(this.cursor), this.pointerY || this.chartRoot.getBoundingClientRect().top + 120);
+  }
+
+  /** @param {TbnumEvent} event */
+  async #showValuesOf(event) {
+    if (!this.steps.has(event.step)) await this.#fetchStep(event.step);
+    const values = this.steps.get(event.step);
+    if (values) this.card.addValues(event, values);
+  }
+
+  // ---- Keys
+
+  /** On a chart: arrows move the cursor, plus and minus zoom. @param {KeyboardEvent} event */
+  #chartKey(event) {
+    if (!this.loaded || event.altKey || event.metaKey || event.ctrlKey) return;
+    const [from, to] = this.place.zoom ?? this.#extent();
+    const middle = this.cursor ?? Math.round((from + to) / 2);
+    const stride = event.shiftKey ? Math.max(10, Math.round((to - from) / 20)) : 1;
+    const move = (/** @type {number} */ step) => {
+      const [first, last] = this.#extent();
+      const target = Math.max(first, Math.min(last, step));
+      if (target < from || target > to) this.zoom(target - (to - from) / 2, target + (to - from) / 2);
+      const chart = /** @type {HTMLElement} */ (event.currentTarget);
+      this.pointerY = chart.getBoundingClientRect().top + 40;
+      this.charts?.setCursor(target);
+      this.hover(target);
+    };
+    const scale = (/** @type {number} */ factor) => this.zoom(middle - (middle - from) * factor, middle + (to - middle) * factor);
+    switch (event.key) {
+      case "ArrowLeft": move(this.cursor === null ? middle : this.cursor - stride); break;
+      case "ArrowRight": move(this.cursor === null ? middle : this.cursor + stride); break;
+      case "Home": move(from); break;
+      case "End": move(to); break;
+      case "PageUp": this.zoom(from - (to - from) * 0.9, to - (to - from) * 0.9); break;
+      case "PageDown": this.zoom(from + (to - from) * 0.9, to + (to - from) * 0.9); break;
+      case "+": case "=": scale(0.5); break;
+      case "-": case "_": scale(2); break;
+      default: return;
+    }
+    event.preventDefault();
+  }
+
+  /** Anywhere but in a field. @param {KeyboardEvent} event */
+  #globalKey(event) {
+    const { target } = event;
+    if (event.defaultPrevented || event.altKey || event.metaKey || event.ctrlKey) return;
+    if (target instanceof HTMLInputElement && target.type !== "range" || target instanceof HTMLSelectElement) return;
+    switch (event.key.toLowerCase()) {
+      case "n": this.#neighbour(1); break;
+      case "p": this.#neighbour(-1); break;
+      case "0": this.resetZoom(); break;
+      case "f": this.#toggleFollow(); break;
+      case "escape":
+        if (this.app.classList.contains("runs-open")) this.#openRuns(false);
+        else if (this.cursor !== null) this.hover(null);
+        else if (this.selected) this.select(null, false);
+        else this.resetZoom();
+        break;
+      default: return;
+    }
+    event.preventDefault();
+  }
+
+  // ---- Drawing
+
+  /** The best that is loaded for the view. @returns {Series} */
+  #series() {
+    const { overview, detail } = /** @type {Loaded} */ (this.loaded);
+    const { zoom } = this.place;
+    if (!zoom || !detail || !detail.length || detail.bucketSteps >= overview.bucketSteps) return overview;
+    const [from, to] = [detail.step[0], detail.stepLast[detail.length - 1]];
+    const [first, last] = this.#extent();
+    return Math.max(first, zoom[0]) >= from && Math.min(last, zoom[1]) <= to ? detail : overview;
+  }
+
+  /** Fetches the view, with half of it on either side, where the overview is too coarse for it. @param {number} wait milliseconds */
+  #askForDetail(wait) {
+    clearTimeout(this.detailTimer);
+    const { loaded } = this;
+    const { zoom } = this.place;
+    if (!loaded || !zoom || loaded.overview.exact) return;
+    this.detailTimer = setTimeout(async () => {
+      const span = zoom[1] - zoom[0];
+      const [first, last] = this.#extent();
+      const from = Math.max(first, Math.floor(zoom[0] - span / 2));
+      const to = Math.min(last, Math.ceil(zoom[1] + span / 2));
+      this.detailRequest?.abort();
+      const request = (this.detailRequest = new AbortController());
+      try {
+        const columns = neededColumns(loaded.info.columns, this.#prefix(loaded.info));
+        const detail = await this.api.series(loaded.run, { columns, from, to, buckets: 2 * this.buckets }, request.signal);
+        if (this.loaded?.run !== loaded.run || request.signal.aborted || this.loaded.detail === detail) return;
+        this.loaded = { ...this.loaded, detail };
+        this.#draw();
+      } catch (error) {
+        if (!request.signal.aborted) this.#failed(error);
+      }
+    }, wait);
+  }
+
+  #draw() {
+    const { loaded, charts } = this;
+    if (!loaded || !charts) return;
+    const view = this.place.zoom ?? this.#extent();
+    charts.setXLabel(this.place.axis === "time" ? "Time since the first step (h:mm:ss)" : "Step");
+    this.legend.show(loaded.lanes, this.hidden);
+    charts.show({
+      series: this.#series(), overview: loaded.overview, lanes: loaded.lanes, hidden: this.hidden, view,
+      axis: this.place.axis, smoothing: this.smoothing, logLoss: this.logLoss, prefix: this.#prefix(loaded.info), selected: this.selected,
+    });
+    const listed = listedEvents(loaded.lanes, this.hidden);
+    const total = loaded.lanes.reduce((sum, lane) => sum + lane.events.length, 0);
+    this.eventList.show(listed, total, this.selected);
+    const lane = loaded.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
+    this.card.show(this.selected, { index: lane && this.selected ? lane.events.indexOf(this.selected) : 0, count: lane?.events.length ?? 0 });
+    this.resetButton.disabled = !this.place.zoom;
+    this.followButton.setAttribute("aria-pressed", String(!this.place.zoom || this.following));
+    for (const button of this.axisButtons) button.setAttribute("aria-pressed", String(button.dataset.axis === this.place.axis));
+    const series = this.#series();
+    this.smoothingLabel.title = series.exact
+      ? "Exponential moving average of the loss, step by step"
+      : `Exponential moving average of the loss over points that stand for ${counted(series.bucketSteps, "step")} each (the last loss of each)`;
+    this.#showStatus();
+  }
+
+  #resized() {
+    if (!this.#visible()) return;
+    this.charts?.resize();
+    if (!this.table || !this.loaded) this.poll(true);
+    this.#keepPlace();
+  }
+
+  #showStatus() {
+    const row = this.table?.runs.find((run) => run.run === this.place.run);
+    if (!row) return;
+    const { state, text } = this.failures ? { state: "unknown", text: "not connected" } : statusOf(row, Date.now() / 1000);
+    this.name.textContent = runTitle(row.run);
+    this.name.title = runTitle(row.run);
+    this.status.className = `status ${state}`;
+    this.status.textContent = text;
+    this.followButton.hidden = state === "ended" || state === "crashed";
+    const { loaded } = this;
+    if (!loaded) return;
+    const facts = [counted(loaded.overview.header.steps, "step"), skipSummary(loaded.events, loaded.overview.header.steps)];
+    if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
+    if (row.last_wall_time != null && row.first_wall_time != null) facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
+    if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
+    this.facts.textContent = facts.join("  ·  ");
+  }
+
+  /** @param {string[]} problems */
+  #showProblems(problems) {
+    this.problems.hidden = problems.length === 0;
+    if (!problems.length) return;
+    const list = element("ul");
+    list.append(...problems.slice(0, 100).map((problem) => element("li", "", problem)));
+    this.problems.replaceChildren(element("summary", "", `${counted(problems.length, "part")} of this log could not be read; what is sound is shown`), list);
+  }
+
+  /** Shows a message in place of the charts, or the charts again. @param {HTMLElement | null} message */
+  #say(message) {
+    this.message.hidden = message === null;
+    this.content.hidden = message !== null;
+    const only = message !== null && !this.table?.runs.length;
+    this.app.classList.toggle("bare", only);
+    if (message === null) this.message.replaceChildren();
+    else if (this.message.textContent !== message.textContent) this.message.replaceChildren(message);
+  }
+
+  /** @param {string} text */
+  #waiting(text) {
+    const box = element("div", "notice waiting");
+    box.append(element("span", "spinner"), element("p", "", text));
+    this.#say(box);
+  }
+
+  #keepPlace() {
+    if (this.#visible()) writePlace(this.place);
+  }
+
+  /** Tells screen readers what is in view now. @param {string} [text] */
+  #announce(text) {
+    this.live.textContent = text ?? this.charts?.summaries[0] ?? "";
+    if (this.place.zoom) this.live.textContent += ` Zoomed to steps ${formatCount(this.place.zoom[0])} to ${formatCount(this.place.zoom[1])}.`;
+  }
+}
+
+/** @param {string} label @param {string} title @param {() => void} press */
+function pushButton(label, title, press) {
+  const button = element("button", "small", label);
+  button.type = "button";
+  if (title) button.title = title;
+  button.addEventListener("click", press);
+  return button;
+}
+
+/** @param {number} value */
+function clampSmoothing(value) {
+  return Number.isFinite(value) ? Math.max(0, Math.min(0.99, value)) : 0.6;
+}
+
+/** The run to open where the address names none: the one that was written to last. @param {RunRow[]} runs */
+function mostInteresting(runs) {
+  const known = runs.filter((run) => run.last_wall_time != null);
+  return known.sort((a, b) => (b.last_wall_time ?? 0) - (a.last_wall_time ?? 0))[0];
+}

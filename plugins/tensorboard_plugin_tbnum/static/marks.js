@@ -1,0 +1,257 @@
+/**
+ * Which marks there are, and where they go: lanes by kind, clusters where they crowd, places on the curve.
+ * Pure but for `glyph`, which makes one SVG element.
+ *
+ * A lane holds the sorted x positions of all its events. What is drawn follows from binary searches over
+ * them, so a drawing costs the width of the chart, not the number of events.
+ */
+
+/**
+ * @typedef {import("./api.js").TbnumEvent} TbnumEvent
+ *
+ * @typedef {object} LaneKind
+ * @property {string} id
+ * @property {string} label short, beside the lane
+ * @property {string} name in a sentence: "3 scale growths"
+ * @property {string} plural
+ * @property {string[]} kinds event kinds that go here; the lane "finding" takes those that none names
+ * @property {string} shape
+ *
+ * @typedef {object} Lane
+ * @property {LaneKind} kind
+ * @property {TbnumEvent[]} events in order of step; a non-finite loss stands for its whole stretch
+ * @property {Float64Array} steps one entry a mark, sorted
+ * @property {Float64Array | Uint32Array | null} owner index into `events` of each mark; null: they are the same
+ *
+ * @typedef {object} Cluster
+ * @property {number} first index of its first mark in the lane
+ * @property {number} count
+ * @property {boolean} single whether all of it is at one position, so that no zoom takes it apart
+ * @property {number} x pixel of its middle
+ */
+
+/**
+ * In the order in which they are drawn from top to bottom, which is also the order of precedence on the curve.
+ * @type {LaneKind[]}
+ */
+export const LANES = [
+  { id: "skip", label: "Skips", name: "skip", plural: "skips", kinds: ["skip"], shape: "cross" },
+  {
+    id: "nonfinite_loss", label: "NaN, ∞ loss", name: "non-finite loss", plural: "non-finite losses",
+    kinds: ["nonfinite_loss"], shape: "star",
+  },
+  {
+    id: "scale_backoff", label: "Backoffs", name: "scale backoff", plural: "scale backoffs",
+    kinds: ["scale_backoff"], shape: "down",
+  },
+  {
+    id: "scale_growth", label: "Growths", name: "scale growth", plural: "scale growths",
+    kinds: ["scale_growth"], shape: "up",
+  },
+  { id: "scale_set", label: "Scale set", name: "scale set by hand", plural: "scales set by hand", kinds: ["scale_set"], shape: "diamond" },
+  { id: "finding", label: "Findings", name: "finding", plural: "findings", kinds: [], shape: "square" },
+  { id: "note", label: "Notes", name: "note", plural: "notes", kinds: ["annotation", "resume"], shape: "flag" },
+];
+
+const LANE_OF = new Map(LANES.flatMap((lane) => lane.kinds.map((kind) => [kind, lane.id])));
+
+/** The id of the lane that shows events of a kind; a kind of a newer tbnum is a finding. @param {string} kind */
+export function laneOf(kind) {
+  return LANE_OF.get(kind) ?? "finding";
+}
+
+/**
+ * The lanes that a run needs, in their order, with their marks.
+ *
+ * @param {TbnumEvent[]} events in order of step
+ * @param {{step: Float64Array, wallTime: Float64Array, value: Float32Array | Float64Array} | null} nonfiniteLoss
+ * @returns {Lane[]}
+ */
+export function buildLanes(events, nonfiniteLoss) {
+  /** @type {Map<string, TbnumEvent[]>} */
+  const byLane = new Map();
+  for (const event of events) {
+    const id = laneOf(event.kind);
+    const lane = byLane.get(id);
+    if (lane) lane.push(event);
+    else byLane.set(id, [event]);
+  }
+  /** @type {Lane[]} */
+  const lanes = [];
+  for (const kind of LANES) {
+    if (kind.id === "nonfinite_loss") {
+      if (nonfiniteLoss && nonfiniteLoss.step.length) lanes.push(nonfiniteLane(kind, nonfiniteLoss));
+      continue;
+    }
+    const own = byLane.get(kind.id);
+    if (own) lanes.push({ kind, events: own, steps: Float64Array.from(own, (event) => event.step), owner: null });
+  }
+  return lanes;
+}
+
+/**
+ * Every non-finite loss has its mark; losses that are non-finite step after step share one event, so that the list
+ * of a run that diverged stays readable.
+ *
+ * @param {LaneKind} kind
+ * @param {{step: Float64Array, wallTime: Float64Array, value: Float32Array | Float64Array}} losses
+ * @returns {Lane}
+ */
+function nonfiniteLane(kind, { step, wallTime, value }) {
+  /** @type {TbnumEvent[]} */
+  const events = [];
+  const owner = new Uint32Array(step.length);
+  let start = 0;
+  for (let index = 0; index < step.length; index++) {
+    const ends = index + 1 === step.length || step[index + 1] !== step[index] + 1;
+    owner[index] = events.length;
+    if (ends) {
+      events.push(nonfiniteLossEvent(step[start], step[index], wallTime[start], value[start]));
+      start = index + 1;
+    }
+  }
+  return { kind, events, steps: step, owner };
+}
+
+/** @param {number} first @param {number} last @param {number} wallTime @param {number} value @returns {TbnumEvent} */
+function nonfiniteLossEvent(first, last, wallTime, value) {
+  const what = Number.isNaN(value) ? "NaN" : value > 0 ? "infinite" : "minus infinity";
+  const count = last - first + 1;
+  return {
+    step: first,
+    wall_time: wallTime,
+    elapsed: null,
+    kind: "nonfinite_loss",
+    severity: "warning",
+    optimizer: null,
+    cause: null,
+    message: count === 1
+      ? `The loss was ${what}.`
+      : `The loss was not finite for ${count.toLocaleString("en-US")} steps in a row, from step ${first} to ${last}; it began as ${what}.`,
+    remedy: "",
+    data: count === 1 ? { loss: value } : { loss: value, first_step: first, last_step: last, steps: count },
+  };
+}
+
+/** Index of the first element >= `value`. @param {ArrayLike<number>} sorted @param {number} value */
+export function lowerBound(sorted, value) {
+  let low = 0;
+  let high = sorted.length;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (sorted[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** Width in pixels of a cluster's pill. @param {number} count */
+export function pillWidth(count) {
+  return 12 + 7 * String(count).length + (count >= 1000 ? 3 : 0);
+}
+
+/**
+ * Joins what would overlap: every mark in [min, max] is in exactly one cluster, clusters do not overlap, and a
+ * cluster of one stands exactly where its event is.
+ *
+ * @param {ArrayLike<number>} positions sorted, in units of the axis
+ * @param {{min: number, max: number, width: number}} view what of the axis is in view, and its pixels
+ * @param {number} [gap] pixels between the middles of two marks that do not crowd
+ * @returns {Cluster[]}
+ */
+export function cluster(positions, view, gap = 15) {
+  const perPixel = (view.max - view.min) / view.width;
+  const toPixel = (/** @type {number} */ value) => (value - view.min) / perPixel;
+  const begin = lowerBound(positions, view.min);
+  let end = lowerBound(positions, view.max);
+  while (end < positions.length && positions[end] <= view.max) end = lowerBoundAfter(positions, end);
+
+  for (let distance = gap; ; ) {
+    /** @type {Cluster[]} */
+    const clusters = [];
+    let widest = 0;
+    for (let first = begin; first < end; ) {
+      const start = toPixel(positions[first]);
+      let next = lowerBound(positions, positions[first] + distance * perPixel);
+      next = Math.min(end, Math.max(next, lowerBoundAfter(positions, first)));
+      const count = next - first;
+      const middle = (start + toPixel(positions[next - 1])) / 2;
+      const room = next < end ? toPixel(positions[next]) - distance : Infinity;
+      const single = positions[first] === positions[next - 1];
+      clusters.push({ first, count, single, x: single ? start : Math.max(start, Math.min(middle, room)) });
+      if (count > 1) widest = Math.max(widest, pillWidth(count) + 2);
+      first = next;
+    }
+    if (widest <= distance || clusters.length <= 1) return clusters;
+    distance = widest;
+  }
+}
+
+/** Index of the first element greater than that at `index`. @param {ArrayLike<number>} sorted @param {number} index */
+function lowerBoundAfter(sorted, index) {
+  let low = index + 1;
+  let high = sorted.length;
+  const value = sorted[index];
+  if (low < high && sorted[low] > value) return low;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (sorted[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/**
+ * The marks that fit on the curve: single ones, those of earlier lanes first, none within `room` pixels of another.
+ *
+ * @param {Cluster[][]} lanes clusters of each lane, in order of precedence
+ * @param {number} width pixels
+ * @param {number} [room] pixels
+ * @returns {{lane: number, cluster: Cluster}[]}
+ */
+export function onCurve(lanes, width, room = 11) {
+  const taken = new Uint8Array(Math.ceil(width) + 2);
+  /** @type {{lane: number, cluster: Cluster}[]} */
+  const placed = [];
+  lanes.forEach((clusters, lane) => {
+    for (const candidate of clusters) {
+      if (!candidate.single) continue;
+      const at = Math.max(0, Math.min(taken.length - 1, Math.round(candidate.x)));
+      if (taken[at]) continue;
+      taken.fill(1, Math.max(0, at - room), at + room + 1);
+      placed.push({ lane, cluster: candidate });
+    }
+  });
+  return placed;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Outlines of the shapes around (0, 0), about 12 by 12. @type {Record<string, string>} */
+const OUTLINES = {
+  cross: "M-5-5 5 5M5-5-5 5",
+  up: "M0-5.5 5.5 4.5H-5.5Z",
+  down: "M0 5.5 5.5-4.5H-5.5Z",
+  diamond: "M0-6 6 0 0 6-6 0Z",
+  square: "M-4.75-4.75H4.75V4.75H-4.75Z",
+  star: "M0-6V6M-5.2-3 5.2 3M5.2-3-5.2 3",
+  flag: "M-4.5 6.5V-6L5.5-2.5-4.5 1",
+};
+
+/** The shape of a lane, to be placed by a transform. @param {LaneKind} kind @returns {SVGElement} */
+export function glyph(kind) {
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", OUTLINES[kind.shape]);
+  path.setAttribute("class", `glyph glyph-${kind.shape}`);
+  return path;
+}
+
+/** A small picture of a lane's shape, for lists and legends. @param {LaneKind} kind @returns {SVGElement} */
+export function icon(kind) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "-8 -8 16 16");
+  svg.setAttribute("class", `icon lane-${kind.id}`);
+  svg.setAttribute("aria-hidden", "true");
+  svg.append(glyph(kind));
+  return svg;
+}
