@@ -356,6 +356,14 @@ def test_live_and_read_agree_on_everything_but_hindsight(name: str, rows_first: 
     assert all(event.message and event.data is not None for event in told)
 
 
+def test_live_a_resumed_run_does_not_pretend_to_know_what_came_before():
+    live = LiveExplainer({"first_step": 0})
+    live.event(Event(500, 0.0, "resume", data={"from_step": 500}))
+    facts = {"loss": 2.0, "micro_batches": 1, "loss_scale": 65536.0}
+    assert live.event(Event(503, 0.0, "skip", data=facts)).cause == "unknown"
+    assert live.event(Event(520, 0.0, "skip", data=facts)).cause == "bad_batch"
+
+
 def test_the_corpus_holds_every_cause_that_needs_no_late_start():
     seen = {cause for loop in corpus().values() for cause in causes(loop)}
     assert seen == set(CAUSES) - {"unknown"}

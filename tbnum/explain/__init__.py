@@ -48,9 +48,8 @@ class LiveExplainer:
     """
 
     def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
-        meta = meta or {}
-        self._past = LivePast()
-        self._rules = Rules(self._past, meta, int(meta.get("first_step") or 0))
+        self._meta = dict(meta or {})
+        self._begin(int(self._meta.get("first_step") or 0))
         self._columns: Sequence[str] = ()
         self._at: tuple[int, int, int] = (-1, -1, -1)
         self._derived: list[Event] = []
@@ -70,9 +69,15 @@ class LiveExplainer:
 
     def event(self, event: Event) -> Event:
         """`event` with severity, cause, message and remedy. O(1)."""
+        if event.kind == "resume":  # what was seen before the checkpoint, if anything, is not what leads to it
+            self._begin(int(event.data.get("from_step", event.step)))
         explained, *derived = _explain(event, self._rules, None)
         self._derived += derived
         return explained
+
+    def _begin(self, first_step: int) -> None:
+        self._past = LivePast()
+        self._rules = Rules(self._past, self._meta, first_step)
 
     def derived(self) -> list[Event]:
         """Events that the rules found by themselves since the last call: `scale_collapse`."""

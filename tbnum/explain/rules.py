@@ -24,8 +24,8 @@ CAUSES: dict[str, str] = {
     "scale_warmup": "the first scale was too high and came down",
     "growth_probe": "the scaler tried a higher scale, which overflowed",
     "bad_batch": "a scale that had held overflowed",
-    "forward_nonfinite": "the loss itself was not finite: no scale helps",
-    "nonfinite_parameters": "parameters were not finite: no batch and no scale helps",
+    "forward_nonfinite": "the loss was not finite: no scale helps",
+    "nonfinite_parameters": "parameters not finite: no scale helps",
     "unknown": "the record cannot tell",
 }
 """Every cause of a skip, and what it means."""
