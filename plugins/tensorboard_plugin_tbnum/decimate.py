@@ -93,8 +93,8 @@ def _power(first: int, last: int, limit: int) -> int:
         while first >> power != last >> power:
             power += 1
         return power
-    # One bucket more than the width takes: by width alone, so that moving a view never changes the size of its buckets.
-    while ((last - first) >> power) + 2 > limit:
+    # As many as an interval of this width may touch, wherever it starts: so moving a view never changes its buckets.
+    while -((first - last) >> power) + 1 > limit:
         power += 1
     return power
 
