@@ -530,9 +530,9 @@ class _Progress:
         self._next = 0.0
 
     def show(self, run: Run) -> None:
-        totals, losses = run.totals, run.steps.get("loss", ())
+        totals, losses = run.totals, run.steps.get("loss")
         text = f"step {totals.last_step}  skipped {totals.skipped_steps:,} of {totals.steps:,}"
-        if len(losses) and not math.isnan(losses[-1]):
+        if losses is not None and len(losses) and not math.isnan(losses[-1]):
             text += f"  loss {number_text(float(losses[-1]))}"
         if not math.isnan(totals.last_loss_scale):
             text += f"  scale {scale_text(totals.last_loss_scale)}"

@@ -94,6 +94,19 @@ def test_skips_before_the_first_unskipped_step_are_warm_up():
     assert events[0].remedy == "Nothing to do: the scale settled at 16384 after 6 skips."
 
 
+def test_a_skip_among_the_first_steps_does_not_send_anybody_to_the_data():
+    loop = Loop(scale=2.0**20)
+    loop.steps(4, overflow=True)
+    loop.step()
+    loop.step(overflow=True)
+    loop.steps(9)
+    loop.step(overflow=True)
+    *_, early, later = skips(explain_run(loop.run()))
+    assert (early.cause, later.cause) == ("bad_batch", "bad_batch")
+    assert early.remedy.startswith("Nothing to do if it stays among the first steps")
+    assert later.remedy.startswith("Look at the batch of step 15")
+
+
 def test_a_skip_soon_after_a_growth_is_a_probe_and_later_a_bad_batch():
     for held, cause in ((0, "growth_probe"), (9, "growth_probe"), (10, "bad_batch")):
         loop = Loop(growth_interval=50)
@@ -450,7 +463,7 @@ def test_unseen_clipping_makes_no_finding():
         (2.0**-149, "1.4e-45 (2^-149)"),
         (98304.0, "98304"),
         (0.3, "0.3"),
-        (0.0, "0"),
+        (0.0, "0 (underflowed)"),
         (NAN, "NaN"),
         (INF, "inf"),
     ],

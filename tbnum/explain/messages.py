@@ -115,6 +115,8 @@ def _bad_batch(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]
         why += f"; loss {number_text(loss)}"
         if not math.isnan(skip.recent_loss):
             why += f" against a recent median of {number_text(skip.recent_loss)}"
+    if skip.early:
+        return why, "Nothing to do if it stays among the first steps: the scale is still finding its height."
     remedy = (
         f"Look at the batch of step {event.step} (labels, lengths, outliers); "
         "if such skips recur, clip the gradients harder or lower the learning rate."

@@ -49,6 +49,7 @@ class Skip:
     cause: str
     held: int  # unskipped steps at the scale that overflowed
     held_before_growth: int  # unskipped steps at the scale before the last growth
+    early: bool  # few unskipped steps since the start: the scale may still be finding its height
     in_row: int  # 1 for the first of skips in a row
     recent_loss: float  # median of the recent finite losses
     nonfinite_since: int  # step at which the parameters became non-finite
@@ -134,6 +135,8 @@ class Rules:
             cause=cause,
             held=held,
             held_before_growth=self._held_before_growth,
+            early=self._start is not None
+            and self._unskipped(step, self._start, self._start_skips, before) < PROBE_STEPS,
             in_row=row.skips,
             recent_loss=statistics.median(recent) if recent else math.nan,
             nonfinite_since=nonfinite_since if nonfinite_since is not None else -1,

@@ -27,7 +27,9 @@ def number_text(value: float) -> str:
 
 def scale_text(scale: float) -> str:
     """A loss scale: `65536`, `2^32`, `2^-10`, `1.16e-10 (2^-33)`, and the digits where it is no power of two."""
-    if not math.isfinite(scale) or scale <= 0:
+    if scale == 0:
+        return "0 (underflowed)"  # float32 ends at 2^-149
+    if not math.isfinite(scale) or scale < 0:
         return number_text(scale)
     mantissa, exponent = math.frexp(scale)
     power = exponent - 1 if mantissa == 0.5 else None
