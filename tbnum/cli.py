@@ -124,8 +124,8 @@ def _runs(arguments: argparse.Namespace) -> dict[str, Run]:
             warnings.simplefilter("always")
             runs = read(logdir, explain=explain_run)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UnusableInput(f"cannot read {logdir!r}: {reason}; give the folder that tbnum.wrap() wrote to") from None
+        reason = f"cannot read {logdir!r}: {error.strerror}" if error.strerror else str(error)
+        raise UnusableInput(f"{reason}; give the logdir of tbnum.wrap(), or a folder above it") from None
     for warning in caught:
         print(f"tbnum: {warning.message}", file=sys.stderr)
     if not runs:
