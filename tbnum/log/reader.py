@@ -11,9 +11,9 @@ import json
 import math
 import os
 import re
+import struct
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tbnum.log.record_file import FRAME_BYTES, RecordTail, decode
+from tbnum.log.record_file import RecordTail, decode
 from tbnum.log.schema import (
     ENDED_CLOSED,
     ENDED_CRASH,
@@ -42,6 +42,7 @@ from tbnum.log.schema import (
     RowLayout,
     Trailer,
     column,
+    trailer_schema_id,
 )
 
 __all__ = ["Explain", "Run", "Totals", "Unreadable", "find_runs", "read"]
@@ -223,8 +224,9 @@ class Run:
             files, _, _ = _list_files(self.folder)
             if self._session is not None:
                 files = _pick(files, self._session)
-            trailers = [_last_trailer(path) for path in files]
-            return self._sum(files, trailers)
+            trailers = {path: _last_trailer(path) for path in files}
+            files.sort(key=lambda path: _order(path, trailers[path].start))
+            return self._sum(files, [trailers[path] for path in files])
 
     def refresh(self) -> bool:
         """Reads what was appended since the last time, and new files. True where anything changed.
@@ -238,6 +240,7 @@ class Run:
             changed = self._find_files()
             for file in self._files:
                 changed = file.refresh() or changed
+            self._files.sort(key=lambda file: _order(file.path, file.start))
             if changed:
                 self._combine()
                 self._version += 1
@@ -256,11 +259,11 @@ class Run:
         return self._files if self._session is None else _pick(self._files, self._session)
 
     def _find_files(self) -> bool:
-        before = ([file.path for file in self._files], self._other_ranks, self._trouble)
-        paths, self._other_ranks, self._trouble = _list_files(self.folder)
         known = {file.path: file for file in self._files}
+        before = (set(known), self._other_ranks, self._trouble)
+        paths, self._other_ranks, self._trouble = _list_files(self.folder)
         self._files = [known.get(path) or _SessionFile(path) for path in paths]
-        return before != (paths, self._other_ranks, self._trouble)
+        return before != (set(paths), self._other_ranks, self._trouble)
 
     def _combine(self) -> None:
         """Puts the sessions together: of each, what no later one supersedes."""
@@ -291,6 +294,9 @@ class Run:
             self._steps.extend(takes[-1].file.steps, self._taken[-1].rows, takes[-1].rows)
         else:
             self._steps = _Steps()
+            for file in files:
+                self._steps.provide(file.steps.views())
+            self._steps.reserve(sum(taken.rows for taken in takes))
             for taken in takes:
                 self._steps.extend(taken.file.steps, 0, taken.rows)
         self._taken = takes
@@ -353,6 +359,7 @@ class _Steps:
         self.count = 0
         self._capacity = 0
         self._columns: dict[str, np.ndarray] = {}
+        self.provide(("step",))
 
     def views(self) -> dict[str, np.ndarray]:
         views = {name: values[: self.count] for name, values in self._columns.items()}
@@ -378,7 +385,7 @@ class _Steps:
 
     def append(self, rows: np.ndarray) -> None:
         """Appends packed rows. In blocks, for the rows of a block stay in the cache over its columns."""
-        self._provide(rows.dtype.names or (), len(rows))
+        self.provide(rows.dtype.names or (), len(rows))
         for begin in range(0, len(rows), 4096):
             block = rows[begin : begin + 4096]
             at = self.count + begin
@@ -391,7 +398,7 @@ class _Steps:
 
     def extend(self, other: _Steps, begin: int, end: int) -> None:
         """Appends rows [begin, end) of `other`."""
-        self._provide(other._columns, end - begin)
+        self.provide(other._columns, end - begin)
         to = slice(self.count, self.count + end - begin)
         for name, values in self._columns.items():
             source = other._columns.get(name)
@@ -429,7 +436,8 @@ class _Steps:
             last_wall_time=float(times[-1]) if len(times) else math.nan,
         )
 
-    def _provide(self, names: Iterable[str], more: int) -> None:
+    def provide(self, names: Iterable[str], more: int = 0) -> None:
+        """Has the columns `names`, and room for `more` rows."""
         if self.count + more > self._capacity:
             self.reserve(max(self.count + more, self._capacity * 3 // 2, 1024))
         for name in names:
@@ -463,9 +471,8 @@ class _SessionFile:
         self.meta: dict[str, Any] = {}
         self.dropped: dict[str, int] = {}
         self.start: int | None = None  # the step from which it supersedes earlier sessions; None: nothing happened yet
-        self._layouts: dict[int, RowLayout] = {}
         self._dtypes: dict[int, np.dtype[Any]] = {}
-        self._without_layout: dict[int, deque[tuple[int, bytes]]] = {}
+        self._without_layout: dict[int, list[tuple[int, bytes]]] = {}
         self._pending: list[bytes] = []  # chunks of one layout that follow each other
         self._pending_bytes = 0
         self._pending_layout = 0
@@ -491,14 +498,19 @@ class _SessionFile:
             )
         problems += self._garbled
         for chunks in self._without_layout.values():
-            problems.append(f"{len(chunks)} chunks from {chunks[0][0]} on in {name} have lost what their columns are")
+            problems.append(self._lost(chunks))
         return problems + [problem for problem in (self._error, self._newer) if problem]
+
+    def _lost(self, chunks: list[tuple[int, bytes]]) -> str:
+        return f"{len(chunks)} chunks from {chunks[0][0]} on in {self.path.name} have lost what their columns are"
 
     def refresh(self) -> bool:
         """Reads what was appended. True where anything was, or where a problem came or went."""
         before = (self._tail.offset, self._tail.unfinished, len(self._tail.damage), self._tail.restarts, self._error)
         restarts = self._tail.restarts
         self._error = None
+        if not self._tail.offset:  # room for all at once
+            self.steps.reserve(_last_trailer(self.path).steps)
         try:
             for found in self._tail.read():
                 if self._tail.restarts != restarts:
@@ -567,15 +579,22 @@ class _SessionFile:
         if "step" not in layout.names:
             raise ValueError("its columns lack `step`")
         self._dtypes[schema_id] = dtype
+        self.steps.provide(layout.names)
         for offset, payload in self._without_layout.pop(schema_id, ()):
             self._queue(offset, payload, schema_id)
 
     def _take_chunk(self, offset: int, payload: bytes, trailer: bytes) -> None:
-        schema_id = Trailer.unpack(trailer).schema_id
-        if schema_id in self._dtypes:
-            self._queue(offset, payload, schema_id)
-        else:
-            self._without_layout.setdefault(schema_id, deque()).append((offset, payload))
+        try:
+            schema_id = trailer_schema_id(trailer)
+        except struct.error:
+            raise ValueError("it has no trailer") from None
+        if schema_id not in self._dtypes:
+            self._without_layout.setdefault(schema_id, []).append((offset, payload))
+            return
+        for chunks in self._without_layout.values():  # too late for those: rows stand in order
+            self._garbled.append(self._lost(chunks))
+        self._without_layout.clear()
+        self._queue(offset, payload, schema_id)
 
     def _queue(self, offset: int, payload: bytes, schema_id: int) -> None:
         if not payload or len(payload) % self._dtypes[schema_id].itemsize:
@@ -602,6 +621,7 @@ class _SessionFile:
         """Appends rows of increasing steps."""
         first = int(rows["step"][0])
         self._begin_part(first)
+        self.start = first if self.start is None else min(first, self.start)
         last = self.steps.last_step()
         if last is not None and first <= last:  # back without a session record that says so: it was lost
             self._part_events = len(self.events)
@@ -610,7 +630,7 @@ class _SessionFile:
 
     def _take_event(self, event: Event) -> None:
         if event.kind not in UNBOUND_KINDS:
-            if self._part and not self._part_began:
+            if not self._part_began:
                 self._settle()
             self._begin_part(event.step)
         self.events.append(event)
@@ -656,6 +676,11 @@ def _parse_name(name: str) -> _Name:
     return _Name(int(match[1]), int(match[2] or 0), name) if match else _Name(0, 0, name)
 
 
+def _order(path: Path, start: int | None) -> tuple[int, int, str]:
+    """Sessions follow each other by the time in their name; were two begun at once, by their first step."""
+    return _parse_name(path.name).unix_ms, -1 if start is None else start, path.name
+
+
 def _list_files(folder: Path) -> tuple[list[Path], dict[int, list[str]], list[str]]:
     """Record files of the lowest rank, oldest first; names of the other ranks' files; what hinders."""
     try:
@@ -682,27 +707,30 @@ def _ended(trailers: list[Trailer]) -> str | None:
 def _last_trailer(path: Path) -> Trailer:
     """The running totals at the end of a file; empty ones where there are none to be found."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    except OSError:
-        return Trailer()
-    try:
-        size = os.fstat(descriptor).st_size
-        for window in (512, 1 << 18, MAX_RECORD_BYTES + (1 << 16)):
-            begin = max(0, size - window)
-            end = os.pread(descriptor, size - begin, begin)
-            at = len(end) - TRAILER_BYTES - (FRAME_BYTES - 12)  # a trailer ends its record, but for the checksum
-            while at >= 0:
-                at = end.rfind(TRAILER_MAGIC, 0, at + len(TRAILER_MAGIC))
-                if at < 0:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            for window in (512, 1 << 18, MAX_RECORD_BYTES + (1 << 16)):
+                begin = max(0, size - window)
+                file.seek(begin)
+                trailer = _trailer_in(file.read(size - begin) or b"")
+                if trailer is not None and 0 <= trailer.steps <= size:  # a step has more than a byte
+                    return trailer
+                if begin == 0:
                     break
-                try:
-                    return Trailer.unpack(end[at : at + TRAILER_BYTES])
-                except ValueError:
-                    at -= 1
-            if begin == 0:
-                break
     except OSError:
         pass
-    finally:
-        os.close(descriptor)
     return Trailer()
+
+
+def _trailer_in(data: bytes) -> Trailer | None:
+    """The last trailer in `data` whose record may be whole: its checksum follows."""
+    at = len(data) - TRAILER_BYTES - 4
+    while at >= 0:
+        at = data.rfind(TRAILER_MAGIC, 0, at + len(TRAILER_MAGIC))
+        if at < 0:
+            break
+        try:
+            return Trailer.unpack(data[at : at + TRAILER_BYTES])
+        except ValueError:
+            at -= 1
+    return None

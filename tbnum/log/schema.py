@@ -166,7 +166,7 @@ _STRUCT_CODES = {"<f8": "d", "<f4": "f", "<i8": "q", "|b1": "?"}
 
 
 class Trailer(NamedTuple):
-    """Running totals of one file, at the very end of each of its records: 100 bytes.
+    """Running totals of one file, at the very end of each of its records: 96 bytes.
 
     So the last bytes of a file tell what a table of runs shows of it. They carry a check of their own, for they are
     read without their record. `schema_id` and `rows` speak of the record itself, where it is a chunk.
@@ -201,6 +201,15 @@ class Trailer(NamedTuple):
         return Trailer(*fields)
 
 
+def trailer_schema_id(data: bytes) -> int:
+    """The `schema_id` of a packed trailer whose record is known to be whole; a quarter of the time of `unpack`."""
+    magic, schema_id = _TRAILER_HEAD.unpack_from(data)
+    if magic != TRAILER_MAGIC:
+        raise ValueError("not a trailer")
+    return int(schema_id)
+
+
+_TRAILER_HEAD = struct.Struct("<8sI")
 _TRAILER = struct.Struct("<8sIII5q4d")
 _CHECK = struct.Struct("<I")
 TRAILER_MAGIC = b"tbnum\x00\r\n"

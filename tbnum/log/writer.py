@@ -260,8 +260,6 @@ class _Sink:
                 if "first_step" in changes and self._part_rows:
                     self._part += 1
                     self._part_rows = 0
-                    if changes["first_step"] <= self._totals.last_step:
-                        self._totals = self._totals._replace(flags=self._totals.flags | REWOUND)
                 self.meta.update(changes)
                 self._session_text = None
                 if self._ready():
@@ -419,15 +417,18 @@ class _Sink:
 
         def present(name: str) -> np.ndarray:
             column = values[name] if name in names else np.empty(0)
-            return column[~np.isnan(column)]
+            known: np.ndarray = column[~np.isnan(column)]
+            return known
 
         changes: dict[str, Any] = {"steps": totals.steps + len(values)}
         if "step" in names:
-            first, last = int(values["step"][0]), int(values["step"][-1])
-            changes["last_step"] = last
+            steps = values["step"]
+            changes["last_step"] = int(steps[-1])
             if totals.first_step < 0:
-                changes["first_step"] = first
-            changes["start"] = self._started(first)
+                changes["first_step"] = int(steps[0])
+            changes["start"] = self._started(int(steps[0]))
+            if steps[0] <= totals.last_step or (steps[1:] <= steps[:-1]).any():
+                changes["flags"] = totals.flags | REWOUND
         if "skipped" in names:
             changes["skipped_steps"] = totals.skipped_steps + int(np.count_nonzero(values["skipped"]))
         scales = present("loss_scale")
@@ -510,10 +511,12 @@ class _Sink:
                     break
                 except FileExistsError:
                     stamp += 1
-            beginning = frame(file_version(time.time())) + self._session_frames()
             self._descriptor = descriptor
+            beginning = frame(file_version(time.time())) + self._session_frames()
             self._size = os.write(descriptor, beginning)
             if self._size < len(beginning):
+                os.close(descriptor)
+                os.unlink(self.path)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             reason = f"cannot write a log into {str(folder)!r} ({error.strerror}): choose a folder that is writable"
@@ -548,7 +551,8 @@ class _Sink:
             if written == len(records):
                 self._size += written
                 return True
-            os.ftruncate(self._descriptor, self._size)
+            # Back to the last whole record. (`_size` may lag behind after an interrupt, so the file is asked.)
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._repeat_at = 0  # a lost session or schema record comes again with the next chunk
@@ -658,7 +662,13 @@ def _event_frame(event: Event, totals: Trailer) -> bytes:
         if longest is not None:
             facts["data"] = {**facts.get("data", {}), "shortened": True} if longest else {"shortened": True}
         record = frame(
-            encode(TAG_EVENT, json.dumps(facts), trailer=trailer, step=max(event.step, 0), wall_time=event.wall_time)
+            encode(
+                TAG_EVENT,
+                json.dumps(facts),
+                trailer=trailer,
+                step=max(int(event.step), 0),
+                wall_time=float(event.wall_time),
+            )
         )
         if len(record) <= MAX_EVENT_BYTES:
             return record
