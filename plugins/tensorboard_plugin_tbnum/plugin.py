@@ -187,8 +187,7 @@ def _table_row(row: Row) -> dict[str, Any]:
     totals = {field.name: getattr(row.totals, field.name, None) for field in dataclasses.fields(Totals)}
     return {
         "run": row.run,
-        # An unknown number is NaN in the totals. An infinite one is a number.
-        **{name: None if value != value else _plain(value) for name, value in totals.items()},
+        **{name: _known(value) for name, value in totals.items()},
         "optimizers": None if row.optimizers is None else list(row.optimizers),
         "problems": row.problems,
     }
@@ -346,12 +345,12 @@ def _asked(steps: np.ndarray, first: int | None, last: int | None) -> tuple[int 
 
 def _event_rows(snapshot: Snapshot, events: Sequence[Event]) -> list[dict[str, Any]]:
     walls = snapshot.steps["wall_time"]
-    started = float(walls[0]) if len(walls) else min((event.wall_time for event in snapshot.events), default=0.0)
+    started = float(walls[0]) if len(walls) else min((event.wall_time for event in snapshot.events), default=math.nan)
     return [
         {
             "step": event.step,
-            "wall_time": _plain(event.wall_time),
-            "elapsed": _plain(event.wall_time - started),
+            "wall_time": _known(event.wall_time),
+            "elapsed": _known(event.wall_time - started),
             "kind": event.kind,
             "severity": event.severity,
             "optimizer": event.optimizer,
@@ -377,6 +376,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return str(value)
+
+
+def _known(value: Any) -> Any:
+    """`value` in JSON where NaN always means unknown."""
+    return None if isinstance(value, float) and math.isnan(value) else _plain(value)
 
 
 def _to_json(value: Any) -> bytes:

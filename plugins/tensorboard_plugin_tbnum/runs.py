@@ -172,7 +172,9 @@ class RunTable:
             if not meta["sessions"]:
                 self._forget(entry)
                 raise UnknownRun(f"the record files of run {name!r} are gone")
-            steps = {"step": np.empty(0, np.int64), "wall_time": np.empty(0), **run.steps}
+            steps = run.steps
+            count = len(steps.get("step", ()))
+            steps = {"step": np.empty(0, np.int64), "wall_time": np.full(count, np.nan), **steps}
             found: Sequence[Event] = ()
             if events:
                 try:
@@ -265,7 +267,8 @@ class RunTable:
     def _evict(self, keep: _Entry) -> None:
         """Lets go of runs that were not asked for lately until the rest fits. `keep` stays however large it is."""
         with self._lock:
-            entries = sorted(self._entries.values(), key=lambda entry: entry.used)
+            entries = [entry for entry in self._entries.values() if entry.bytes]
+        entries.sort(key=lambda entry: entry.used)
         total = sum(entry.bytes for entry in entries)
         for entry in entries:
             if total <= self._budget_bytes:
