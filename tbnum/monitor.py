@@ -38,13 +38,12 @@ __all__ = ["Monitor", "wrap"]
 _STATE_VERSION = 1
 
 _monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()  # those that are open
-_observers: weakref.WeakSet[StepObserver] = weakref.WeakSet()  # those that hooks still tell of steps
 
 
 @atexit.register  # before the log closes itself: finalizers were registered earlier, and run later
 def _hand_on_what_devices_hold() -> None:
-    for observer in list(_observers):
-        observer.drain(wait=True)
+    for monitor in list(_monitors):
+        monitor._observer.drain(wait=True)
 
 
 def wrap(
@@ -135,12 +134,18 @@ class Monitor:
             verify_interval=scalar_interval,
             tensor_interval=tensor_interval,
         )
-        _observers.add(self._observer)
-        self._releases = [observe_optimizer(each, self._observer) for each in optimizers.values()]
-        self._releases.append(observe_clipping(self._observer))
-        if scaler is not None:
-            self._releases.append(observe_scaler(scaler, self._observer))
         self._scaler = None if scaler is None else weakref.ref(scaler)
+        self._releases: list[Callable[[], None]] = []
+        try:
+            for each in optimizers.values():
+                self._releases.append(observe_optimizer(each, self._observer, owner=self))
+            self._releases.append(observe_clipping(self._observer))
+            if scaler is not None:
+                self._releases.append(observe_scaler(scaler, self._observer))
+        except BaseException:
+            self._release()
+            self._recorder.close()
+            raise
         _monitors.add(self)
 
     @property
@@ -220,10 +225,13 @@ class Monitor:
         if self not in _monitors:
             return
         _monitors.discard(self)
-        for release in self._releases:
-            release()
+        self._release()
         self._observer.finish()
         self._recorder.close()
+
+    def _release(self) -> None:
+        for release in self._releases:
+            release()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs so that a resumed run goes on in the same record."""

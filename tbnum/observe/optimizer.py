@@ -16,12 +16,12 @@ from tbnum.observe.steps import StepObserver
 __all__ = ["observe_optimizer"]
 
 
-def observe_optimizer(optimizer: torch.optim.Optimizer, observer: StepObserver) -> Callable[[], None]:
+def observe_optimizer(optimizer: torch.optim.Optimizer, observer: StepObserver, owner: object) -> Callable[[], None]:
     """Tell `observer` of every step, until the function that is returned is called.
 
-    The hooks hold the observer: it lives as long as the optimizer, also where the monitor was not kept.
+    The hooks keep `owner`, the monitor, alive as long as the optimizer, also where the user did not keep it.
     """
-    hooks = _Hooks(observer)
+    hooks = _Hooks(observer, owner)
     # torch.compile of a step would trace the hooks, and break its graph on them: leave them out of it.
     handles = [
         optimizer.register_step_pre_hook(torch.compiler.disable(hooks.before)),
@@ -38,8 +38,9 @@ def observe_optimizer(optimizer: torch.optim.Optimizer, observer: StepObserver) 
 
 
 class _Hooks:
-    def __init__(self, observer: StepObserver) -> None:
+    def __init__(self, observer: StepObserver, owner: object) -> None:
         self._observer = observer
+        self._owner = owner
         self._depth = 0
 
     def before(
@@ -88,8 +89,8 @@ def _steps_on_the_stack(optimizer: torch.optim.Optimizer) -> int:
     while frame is not None:
         code = frame.f_code
         if code.co_name == "wrapper" and code.co_filename == _TORCH_OPTIMIZER:
-            args = frame.f_locals.get("args")
-            count += bool(args) and args[0] is optimizer
+            args = frame.f_locals.get("args") or (None,)
+            count += args[0] is optimizer
         frame = frame.f_back
     return count
 

@@ -458,9 +458,7 @@ class StepObserver:
             kind = "scale_growth" if new > old else "scale_backoff"
         else:
             return
-        self._on_sighting(
-            Sighting(kind, pending.step, pending.wall_time, {"old_scale": old, "new_scale": new}, None)
-        )
+        self._on_sighting(Sighting(kind, pending.step, pending.wall_time, {"old_scale": old, "new_scale": new}, None))
 
     # -- measuring ---------------------------------------------------------------------------------------------
 
@@ -591,7 +589,7 @@ class _Pending:
                 one.update_norm,
                 [] if one.parameters_nonfinite is None else [one.parameters_nonfinite],
             ]
-        return [[hold(each) if _is_cpu(each) else each for each in numbers] for numbers in lists]
+        return [[_landed(each) for each in numbers] for numbers in lists]
 
     def receive(
         self,
@@ -716,8 +714,8 @@ def _ratio(value: float, by: float) -> float:
     return value / by if by else UNKNOWN
 
 
-def _is_cpu(number: Number) -> bool:
-    return isinstance(number, Tensor) and number.device.type == "cpu"
+def _landed(number: Number) -> Number:
+    return hold(number) if isinstance(number, Tensor) and number.device.type == "cpu" else number
 
 
 def _on_host(number: Number) -> float:
