@@ -43,6 +43,7 @@ __all__ = [
 
 FRAME_BYTES = 16  # what a frame adds to its data
 BLOCK_BYTES = 8 << 20
+_SCAN_BYTES = 1 << 18  # stays in the cache
 
 _HEADER = struct.Struct("<QI")
 _LENGTH = struct.Struct("<Q")
@@ -51,8 +52,8 @@ _OWN_TAGS = f"{PLUGIN_NAME}/"
 _crc = google_crc32c.value
 
 CHECKS_DATA = google_crc32c.implementation == "c"
-"""Whether data is checked on reading. Where google-crc32c has only its Python fallback (a hundred thousand times
-slower), headers alone are checked, and a flipped bit inside the data of a record stays unseen."""
+"""Whether data is checked on reading. Where google-crc32c has only its Python fallback (ten thousand times
+slower), the data is checked only where no valid header follows, and a flipped bit inside it may stay unseen."""
 
 
 class Frame(NamedTuple):
@@ -268,10 +269,12 @@ class _Blocks:
             return None
         end = place + _HEADER.size + length
         data = self.bytes[place + _HEADER.size : end]
-        if CHECKS_DATA:
-            return data if masked_crc(data) == _CRC.unpack_from(self.bytes, end)[0] else None
-        after = at + FRAME_BYTES + length
-        return data if self.size - after < _HEADER.size or self.length_at(after) is not None else None
+        crc: int = _CRC.unpack_from(self.bytes, end)[0]
+        if not CHECKS_DATA:
+            after = at + FRAME_BYTES + length
+            if self.size - after < _HEADER.size or self.length_at(after) is not None:
+                return data
+        return data if masked_crc(data) == crc else None
 
 
 def _read_at(file: FileIO, length: int, at: int) -> bytes:
@@ -286,22 +289,20 @@ def _read_at(file: FileIO, length: int, at: int) -> bytes:
 
 
 def _scan(blocks: _Blocks, at: int) -> int | None:
-    """Where the next valid header after `at` starts. About 2 ns a byte, zero-filled or not."""
+    """Where the next valid header after `at` starts. About 1 ns a byte, and 1 us where a length could stand."""
     at += 1
     while True:
         place = blocks.window(at, _HEADER.size)
         if place is None:
             return None
-        window = np.frombuffer(blocks.bytes, np.uint8)[place:]
+        window = np.frombuffer(blocks.bytes, np.uint8)[place : place + _SCAN_BYTES]
         starts = len(window) - _HEADER.size + 1
         # The length of a record is at most 2**24: its upper bytes are zero, and it is itself not zero.
-        plausible = (window[3 : starts + 3] <= 1) & (window[4 : starts + 4] == 0)
-        candidates = np.flatnonzero(plausible)
-        for byte in (5, 6, 7):
-            candidates = candidates[window[candidates + byte] == 0]
-        low = window[candidates] | window[candidates + 1] | window[candidates + 2] | window[candidates + 3]
-        candidates = candidates[low != 0]
-        for candidate in candidates:
+        low = window[0:starts] | window[1 : starts + 1] | window[2 : starts + 2] | window[3 : starts + 3]
+        plausible = (low != 0) & (window[3 : starts + 3] <= 1)
+        for byte in (4, 5, 6, 7):
+            plausible &= window[byte : starts + byte] == 0
+        for candidate in np.flatnonzero(plausible):
             header = at + int(candidate)
             if blocks.length_at(header) is not None:
                 return header
