@@ -27,7 +27,8 @@ import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
  * @property {string} label
  * @property {string} color name of a CSS variable
  * @property {number} width
- * @property {boolean} [smooth] whether the smoothing slider applies
+ * @property {boolean} [smooth] whether the smoothing slider applies while values are exact; reduced, it applies to all plain lines
+ * @property {"max"} [only] reduced, the maxima alone: a second band would only cloud the first
  * @property {boolean} [stepped]
  * @property {number[]} [dash]
  *
@@ -49,14 +50,14 @@ export const CHARTS = [
     lines: [{ column: "loss", label: "loss", color: "--loss", width: 1.75, smooth: true }],
   },
   {
-    id: "scale", title: "Loss scale", scale: "log2", weight: 1.25, minHeight: 76,
+    id: "scale", title: "Loss scale", scale: "log2", weight: 1.35, minHeight: 80,
     lines: [{ column: "loss_scale", label: "loss scale", color: "--scale", width: 1.75, stepped: true }],
   },
   {
     id: "norm", title: "Gradient norm", scale: "log10", weight: 2, minHeight: 104, ofOptimizer: true,
     lines: [
       { column: "grad_norm", label: "before clipping", color: "--norm", width: 1.25 },
-      { column: "grad_norm_clipped", label: "after clipping", color: "--clipped", width: 1.25 },
+      { column: "grad_norm_clipped", label: "after clipping", color: "--clipped", width: 1.25, only: "max" },
       { column: "max_norm", label: "threshold", color: "--threshold", width: 1.25, dash: [6, 4] },
     ],
   },
@@ -116,8 +117,8 @@ export function plotData(spec, series, { scale, prefix, smoothing, xOf }) {
     const column = series.line((spec.ofOptimizer ? prefix : "") + line.column);
     const values = column ? convert(column.last) : nothing();
     const reduced = column !== null && !series.exact;
-    data.push(reduced ? convert(column.max) : nothing(), reduced ? convert(column.min) : nothing());
-    const averaged = line.smooth && smoothing > 0;
+    data.push(reduced ? convert(column.max) : nothing(), reduced && line.only !== "max" ? convert(column.min) : nothing());
+    const averaged = smoothing > 0 && (line.smooth || (reduced && !line.stepped && !line.dash));
     if (line.smooth) data.push(averaged && !reduced ? values : nothing()); // raw, behind; reduced, the band is that
     data.push(averaged ? smoothed(values, smoothing) : values);
   }
@@ -185,9 +186,12 @@ export function indexOfStep(series, step) {
 }
 
 const GUTTER = 76;
-const PADDING_RIGHT = 18;
+const PADDING_RIGHT = 30;
 const LANE_HEIGHT = 20;
-const X_AXIS_HEIGHT = 46;
+const CROWDED_SHARE = 0.07; // of the width that bands of skipped steps may cover
+const X_TICKS_HEIGHT = 24;
+const X_LABEL_HEIGHT = 20;
+const X_AXIS_HEIGHT = X_TICKS_HEIGHT + X_LABEL_HEIGHT;
 
 /**
  * @typedef {object} Model what the charts show
@@ -218,6 +222,7 @@ const X_AXIS_HEIGHT = 46;
  * @property {HTMLElement} summary
  * @property {HTMLElement} legend
  * @property {Plot | null} plot
+ * @property {boolean} empty whether nothing finite is in view
  * @property {{step: number[], infinite: boolean[]}} edge
  * @property {SVGSVGElement} overlay
  */
@@ -240,7 +245,7 @@ export class Charts {
     /** @type {{lane: Lane, clusters: Cluster[]}[]} */
     this.clusters = [];
     this.drawnMarks = "";
-    this.logButton = element("button", "chip small", "log");
+    this.logButton = element("button", "small", "log");
     this.logButton.type = "button";
     this.logButton.title = "Logarithmic loss axis";
     this.logButton.addEventListener("click", () => callbacks.logLoss(!this.model?.logLoss));
@@ -281,7 +286,7 @@ export class Charts {
     holder.addEventListener("keydown", (event) => this.callbacks.key(event));
     pane.append(holder, summary);
     const overlay = svg("svg", { class: "on-curve", "aria-hidden": "true" });
-    return { spec, element: pane, holder, summary, legend, plot: null, edge: { step: [], infinite: [] }, overlay };
+    return { spec, element: pane, holder, summary, legend, plot: null, empty: false, edge: { step: [], infinite: [] }, overlay };
   }
 
   /** Names in the select of optimizers; hidden where there is one. @param {string[]} names @param {number} chosen */
@@ -309,6 +314,7 @@ export class Charts {
       pane.edge = edge;
       if (!pane.plot) pane.plot = this.#plot(pane, index, sizes[index], data);
       const { plot } = pane;
+      plot.axes[0].label = this.#xLabel(index);
       const resized = plot.width !== sizes[index].width || plot.height !== sizes[index].height;
       if (resized) plot.setSize(sizes[index]);
       plot.batch(() => {
@@ -317,8 +323,6 @@ export class Charts {
       });
       this.#describe(pane, data);
     });
-    this.#drawMarks();
-    this.setCursor(this.cursorStep);
   }
 
   /** Shows another interval of what is loaded. @param {[number, number]} view steps */
@@ -335,8 +339,6 @@ export class Charts {
   recolor() {
     this.#readColors();
     for (const { plot } of this.panes) plot?.redraw(false);
-    this.drawnMarks = "";
-    if (this.model && this.root.clientWidth) this.#drawMarks();
   }
 
   /** @param {number | null} step */
@@ -370,7 +372,7 @@ export class Charts {
   #readColors() {
     const style = getComputedStyle(document.documentElement);
     const read = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
-    const names = ["--text-2", "--grid", "--skip-band", "--selected", "--nonfinite", ...CHARTS.flatMap((chart) => chart.lines.map((line) => line.color))];
+    const names = ["--text-2", "--grid", "--skip-band", "--skip-tick", "--selected", "--nonfinite", ...CHARTS.flatMap((chart) => chart.lines.map((line) => line.color))];
     this.colors = Object.fromEntries(names.map((name) => [name, read(name)]));
   }
 
@@ -421,7 +423,7 @@ export class Charts {
       const drawn = {
         stroke: color(line.color), width: line.width, dash: line.dash,
         paths: line.stepped ? stepped : undefined,
-        points: { show: this.#showPoints, size: 5, filter: /** @type {any} */ (isolated), fill: color(line.color), stroke: color(line.color) },
+        points: { show: line.stepped || line.dash ? false : this.#showPoints, size: 5, filter: /** @type {any} */ (isolated), fill: color(line.color), stroke: color(line.color) },
       };
       if (line.smooth) series.push({ ...drawn, stroke: faint(line.color, 0.35), width: 1, points: { ...drawn.points, fill: faint(line.color, 0.5), stroke: faint(line.color, 0) } });
       series.push(drawn);
@@ -431,7 +433,7 @@ export class Charts {
     /** @type {import("uplot").Options} */
     const options = {
       ...size,
-      padding: [6, PADDING_RIGHT, last ? 0 : 4, 0],
+      padding: [8, PADDING_RIGHT, last ? 0 : 4, 0],
       legend: { show: false },
       series,
       bands,
@@ -442,10 +444,10 @@ export class Charts {
       axes: [
         {
           ...axis,
-          size: last ? X_AXIS_HEIGHT : 1,
+          size: last ? X_TICKS_HEIGHT : 1,
           gap: 6,
-          label: last ? "Step" : undefined,
-          labelSize: 16,
+          label: this.#xLabel(index),
+          labelSize: X_LABEL_HEIGHT,
           labelGap: 0,
           space: 90,
           splits: (u, _, min, max) => this.#xTicks(u, min, max),
@@ -478,7 +480,7 @@ export class Charts {
       },
       hooks: {
         drawClear: [(u) => this.#drawBands(u)],
-        draw: [(u) => this.#drawEdge(u, pane)],
+        draw: [(u) => this.#drawn(u, pane)],
         setCursor: [(u) => this.#hovered(u)],
         setSelect: [(u) => this.#selected(u)],
       },
@@ -495,6 +497,8 @@ export class Charts {
 
   /** @param {ChartSpec} spec @param {number | null} min @param {number | null} max @returns {[number, number]} */
   #yRange(spec, min, max) {
+    const pane = /** @type {Pane} */ (this.panes.find((candidate) => candidate.spec === spec));
+    pane.empty = min === null || max === null;
     if (min === null || max === null) return spec.scale === "log2" ? [0, 4] : [0, 1];
     switch (this.#scaleOf(spec)) {
       case "log2": {
@@ -514,7 +518,8 @@ export class Charts {
 
   /** @param {ChartSpec} spec @param {number} min @param {number} max @param {number} height */
   #yTicks(spec, min, max, height) {
-    const count = Math.max(2, Math.floor(height / 34));
+    if (this.panes.find((pane) => pane.spec === spec)?.empty) return [];
+    const count = Math.max(3, Math.floor(height / 28));
     switch (this.#scaleOf(spec)) {
       case "log2": return log2Ticks(min, max, count);
       case "log10": return log10Ticks(min, max, count);
@@ -589,7 +594,16 @@ export class Charts {
 
   // ---- What is ours on the canvas
 
-  /** Grey bands at skipped steps, and the selected event's line, below everything else. @param {Plot} plot */
+  /** uPlot has drawn, so its scales are settled: what hangs on them follows. @param {Plot} plot @param {Pane} pane */
+  #drawn(plot, pane) {
+    this.#drawEdge(plot, pane);
+    if (pane.empty) this.#drawNothing(plot, pane);
+    if (pane !== this.panes[this.panes.length - 1] || !this.panes[0].plot) return;
+    this.#drawMarks();
+    this.setCursor(this.cursorStep);
+  }
+
+  /** Grey bands at skipped steps, or ticks at the lower edge where bands would flood the chart, and the selected event's line, below everything else. @param {Plot} plot */
   #drawBands(plot) {
     if (!this.model) return;
     const { ctx, bbox } = plot;
@@ -604,14 +618,19 @@ export class Charts {
     ctx.clip();
     ctx.fillStyle = this.colors["--skip-band"];
     const { view } = this.model;
+    const inView = lowerBound(skips, view[1] + 1) - lowerBound(skips, view[0]);
+    const crowded = inView * 1.5 * ratio > bbox.width * CROWDED_SHARE && inView > 20;
+    const top = crowded ? bbox.top + bbox.height - 6 * ratio : bbox.top;
+    const thinnest = (crowded ? 1 : 1.5) * ratio;
+    if (crowded) ctx.fillStyle = this.colors["--skip-tick"];
     let drawnTo = -Infinity;
     for (let index = lowerBound(skips, view[0] - 1); index < skips.length && skips[index] <= view[1] + 1; ) {
       const step = skips[index];
       const [left, right] = [at(step - 0.5), at(step + 0.5)];
-      const width = Math.min(Math.max(right - left, 1.5 * ratio), 14 * ratio);
+      const width = Math.min(Math.max(right - left, thinnest), 14 * ratio);
       const start = Math.max(drawnTo, (left + right - width) / 2);
       const end = (left + right + width) / 2;
-      if (end > start) ctx.fillRect(start, bbox.top, end - start, bbox.height);
+      if (end > start) ctx.fillRect(start, top, end - start, bbox.top + bbox.height - top);
       drawnTo = end;
       const next = lowerBound(skips, Math.max(step + 1, this.xAxis.stepOf(min + (end - width / 2 - bbox.left) * perPixel)));
       index = Math.max(index + 1, next);
@@ -655,6 +674,19 @@ export class Charts {
         ctx.stroke();
       }
     }
+    ctx.restore();
+  }
+
+  /** @param {Plot} plot @param {Pane} pane */
+  #drawNothing({ ctx, bbox }, { spec }) {
+    const { series, prefix } = /** @type {Model} */ (this.model);
+    const recorded = spec.lines.some((line) => series.line((spec.ofOptimizer ? prefix : "") + line.column)?.last.some(Number.isFinite));
+    ctx.save();
+    ctx.fillStyle = this.colors["--text-2"];
+    ctx.font = `${12 * (devicePixelRatio || 1)}px ${FONT}`;
+    ctx.textAlign = "center";
+    ctx.textBaseline = "middle";
+    ctx.fillText(recorded ? "no finite value in view" : `no ${spec.title.toLowerCase()} recorded here`, bbox.left + bbox.width / 2, bbox.top + bbox.height / 2);
     ctx.restore();
   }
 
@@ -727,7 +759,7 @@ export class Charts {
   #laneRow(lane, clusters, row, left, width) {
     const middle = row * LANE_HEIGHT + LANE_HEIGHT / 2 + 1;
     const group = svg("g", { class: `lane lane-${lane.kind.id}`, "data-lane": lane.kind.id, role: "group", "aria-label": counted(lane.steps.length, lane.kind.name, lane.kind.plural) });
-    const label = svg("text", { class: "lane-label", x: left - 8, y: middle + 4, "text-anchor": "end", "aria-hidden": "true" });
+    const label = svg("text", { class: "lane-label", x: left - 16, y: middle + 4, "text-anchor": "end", "aria-hidden": "true" });
     label.textContent = lane.kind.label;
     group.append(label, svg("line", { class: "lane-line", x1: left, x2: left + width, y1: middle, y2: middle }));
     for (const one of clusters) group.append(this.#laneMark(lane, one, left, middle));
@@ -739,13 +771,14 @@ export class Charts {
     const event = eventAt(lane, one.first);
     const { selected } = /** @type {Model} */ (this.model);
     const steps = [lane.steps[one.first], lane.steps[one.first + one.count - 1]];
-    const chosen = selected && selected.step >= steps[0] && selected.step <= steps[1] && lane.events.includes(selected);
+    const chosen = one.single ? event === selected
+      : selected && selected.step <= steps[1] && (selected.data.last_step ?? selected.step) >= steps[0] && lane.events.includes(selected);
     const what = one.count === 1
-      ? `${lane.kind.name} at step ${formatCount(event.step)}`
+      ? `${lane.kind.name} at step ${formatCount(steps[0])}`
       : `${formatCount(one.count)} ${lane.kind.plural}, ${one.single ? `step ${formatCount(steps[0])}` : `steps ${formatCount(steps[0])} to ${formatCount(steps[1])}`}`;
     const mark = svg("g", {
       class: `mark lane-${lane.kind.id}${chosen ? " selected" : ""}`, role: "button", tabindex: -1, "aria-label": what,
-      transform: `translate(${(left + one.x).toFixed(1)} ${middle})`,
+      transform: `translate(${(left + (one.count === 1 ? one.x : Math.max(one.x, pillWidth(one.count) / 2 - 12))).toFixed(1)} ${middle})`,
       "data-key": `${lane.kind.id}:${steps[0]}`, "data-step": steps[0], "data-count": one.count, "data-kind": lane.kind.id,
     });
     if (one.count === 1) {
@@ -764,6 +797,7 @@ export class Charts {
   /** @param {SVGElement} mark @param {Lane} lane @param {Cluster} one */
   #wire(mark, lane, one) {
     const event = eventAt(lane, one.first);
+    const step = lane.steps[one.first]; // within the event's stretch, for a non-finite loss
     const activate = () => {
       if (one.single) return this.callbacks.select(event);
       const [first, last] = [lane.steps[one.first], lane.steps[one.first + one.count - 1]];
@@ -778,7 +812,6 @@ export class Charts {
       activate();
     });
     const look = () => {
-      const { step } = event;
       this.setCursor(step);
       this.callbacks.hover(step);
     };
@@ -865,10 +898,10 @@ export class Charts {
     return this.panes.map((pane) => pane.summary.textContent ?? "");
   }
 
-  /** Writes below the x axis what it is. @param {string} label */
-  setXLabel(label) {
-    const { plot } = this.panes[this.panes.length - 1];
-    if (plot && plot.axes[0].label !== label) plot.axes[0].label = label;
+  /** What is written below the x axis of the last chart. @param {number} index of the chart */
+  #xLabel(index) {
+    if (index < this.panes.length - 1) return undefined;
+    return this.model?.axis === "time" ? "Time since the first step" : "Step";
   }
 }
 

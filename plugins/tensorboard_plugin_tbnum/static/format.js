@@ -56,12 +56,12 @@ function trimZeros(text) {
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 }
 
-/** A loss scale with its power of two, where it is one: 65,536 = 2¹⁶. @param {number | null | undefined} value */
+/** A loss scale with its power of two, where it is one: 65,536 (2¹⁶). @param {number | null | undefined} value */
 export function formatScale(value) {
   if (value == null || !Number.isFinite(value) || value <= 0) return formatNumber(value);
   const exponent = Math.log2(value);
   if (!Number.isInteger(exponent) || value === 1 || value === 2) return formatNumber(value);
-  return value >= 1e9 ? formatPower(2, exponent) : `${formatCountOrNumber(value)} = ${formatPower(2, exponent)}`;
+  return value >= 1e9 ? formatPower(2, exponent) : `${formatCountOrNumber(value)} (${formatPower(2, exponent)})`;
 }
 
 /** @param {number} value */
@@ -178,11 +178,12 @@ export function timeTicks(min, max, count) {
 }
 
 /**
- * Ticks of a log2 axis in exponents: every exponent, or every second, fifth, ... where they would crowd.
+ * Ticks of a log2 axis in exponents: every exponent, or every second, fourth, eighth, ... where they would crowd.
  * @param {number} min exponent @param {number} max exponent @param {number} count
  */
 export function log2Ticks(min, max, count) {
-  return linearTicks(min, max, count, 1);
+  const rough = Math.max(1, (max - min) / Math.max(1, count));
+  return multiples(min, max, 2 ** Math.round(Math.log2(rough)));
 }
 
 /**

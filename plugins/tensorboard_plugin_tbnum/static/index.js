@@ -5,8 +5,8 @@
  */
 
 import { Api, RouteError, Unreachable } from "./api.js";
-import { Charts, TimeAxis, element, neededColumns } from "./charts.js";
-import { counted, formatCount, formatElapsed, formatScaleShort, statusOf } from "./format.js";
+import { Charts, TimeAxis, element, indexOfStep, neededColumns } from "./charts.js";
+import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, statusOf } from "./format.js";
 import { followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
 import { buildLanes, laneOf, lowerBound } from "./marks.js";
 import {
@@ -351,7 +351,7 @@ class Panel {
   /** How many points are asked for: about one a pixel. */
   get buckets() {
     const width = this.charts?.plotWidth ?? 800;
-    return Math.max(512, Math.ceil(width / 256) * 256);
+    return Math.max(1024, Math.ceil(width / 256) * 256);
   }
 
   /** @param {unknown} error */
@@ -441,6 +441,7 @@ class Panel {
     const zoom = this.#clamped(from, to);
     if (this.following && zoom && zoom[1] < this.#extent()[1]) this.following = false;
     this.place.zoom = zoom;
+    if (this.cursor !== null && zoom && (this.cursor < zoom[0] || this.cursor > zoom[1])) this.hover(null);
     this.#draw();
     this.#askForDetail(40);
     this.#keepPlace();
@@ -554,12 +555,11 @@ class Panel {
     if (!this.loaded || !this.charts) return;
     const { overview, lanes, info } = this.loaded;
     const series = this.#series();
-    const bucket = series.exact ? null : `Each pixel here holds ${counted(series.bucketSteps, "step")}; these are the values of one.`;
     const text = this.cursorCard.show(step, this.steps.get(step) ?? this.#known(step), {
       prefix: this.#prefix(info),
       elapsed: new TimeAxis(series.exact ? series : overview).xOf(step) + (series.exact ? series.wallTime[0] - overview.wallTime[0] : 0),
       events: eventsAt(lanes, step, lowerBound),
-      bucket,
+      bucket: bucketText(series, step),
     });
     this.charts.setCursorText(text);
     this.#placeCard();
@@ -684,17 +684,16 @@ class Panel {
     const { loaded, charts } = this;
     if (!loaded || !charts) return;
     const view = this.place.zoom ?? this.#extent();
-    charts.setXLabel(this.place.axis === "time" ? "Time since the first step (h:mm:ss)" : "Step");
     this.legend.show(loaded.lanes, this.hidden);
     charts.show({
       series: this.#series(), overview: loaded.overview, lanes: loaded.lanes, hidden: this.hidden, view,
       axis: this.place.axis, smoothing: this.smoothing, logLoss: this.logLoss, prefix: this.#prefix(loaded.info), selected: this.selected,
     });
+    const lane = loaded.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
+    this.card.show(this.selected, { index: lane && this.selected ? lane.events.indexOf(this.selected) : 0, count: lane?.events.length ?? 0 });
     const listed = listedEvents(loaded.lanes, this.hidden);
     const total = loaded.lanes.reduce((sum, lane) => sum + lane.events.length, 0);
     this.eventList.show(listed, total, this.selected);
-    const lane = loaded.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
-    this.card.show(this.selected, { index: lane && this.selected ? lane.events.indexOf(this.selected) : 0, count: lane?.events.length ?? 0 });
     this.resetButton.disabled = !this.place.zoom;
     this.followButton.setAttribute("aria-pressed", String(!this.place.zoom || this.following));
     for (const button of this.axisButtons) button.setAttribute("aria-pressed", String(button.dataset.axis === this.place.axis));
@@ -728,6 +727,7 @@ class Panel {
     if (row.last_wall_time != null && row.first_wall_time != null) facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
     if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
     this.facts.textContent = facts.join("  ·  ");
+    this.facts.title = this.facts.textContent;
   }
 
   /** @param {string[]} problems */
@@ -765,6 +765,17 @@ class Panel {
     this.live.textContent = text ?? this.charts?.summaries[0] ?? "";
     if (this.place.zoom) this.live.textContent += ` Zoomed to steps ${formatCount(this.place.zoom[0])} to ${formatCount(this.place.zoom[1])}.`;
   }
+}
+
+/** What of the loss the drawn point at a step stands for, where it stands for several. @param {Series} series @param {number} step */
+function bucketText(series, step) {
+  const at = series.exact ? -1 : indexOfStep(series, step);
+  const loss = series.line("loss");
+  if (at < 0 || !loss) return null;
+  const steps = `Drawn here: steps ${formatCount(series.step[at])} to ${formatCount(series.stepLast[at])}`;
+  if (!Number.isFinite(loss.min[at])) return `${steps}, no finite loss`;
+  const [low, high] = [loss.min[at], loss.max[at]].map((value) => formatNumber(Number(value.toPrecision(4))));
+  return `${steps}, loss ${low} to ${high}`;
 }
 
 /** @param {string} label @param {string} title @param {() => void} press */

@@ -37,7 +37,7 @@
 export const LANES = [
   { id: "skip", label: "Skips", name: "skip", plural: "skips", kinds: ["skip"], shape: "cross" },
   {
-    id: "nonfinite_loss", label: "NaN, ∞ loss", name: "non-finite loss", plural: "non-finite losses",
+    id: "nonfinite_loss", label: "NaN, ∞", name: "non-finite loss", plural: "non-finite losses",
     kinds: ["nonfinite_loss"], shape: "star",
   },
   {

@@ -6,7 +6,7 @@
 import { revived } from "./api.js";
 import { element, eventAt } from "./charts.js";
 import {
-  counted, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare, statusOf, words,
+  counted, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare, statusOf, words,
 } from "./format.js";
 import { icon, LANES, laneOf } from "./marks.js";
 
@@ -43,7 +43,8 @@ export class RowList {
       const row = /** @type {HTMLElement} */ (event.target).closest("[data-index]");
       if (row instanceof HTMLElement) this.#pick(Number(row.dataset.index));
     });
-    new ResizeObserver(() => this.#render()).observe(this.element);
+    new ResizeObserver(() => this.#resized()).observe(this.element);
+    this.height = 0;
     /** @type {[number, number]} */
     this.rendered = [-1, -1];
   }
@@ -67,6 +68,16 @@ export class RowList {
     const { scrollTop, clientHeight } = this.element;
     if (top < scrollTop) this.element.scrollTop = top - this.rowHeight;
     else if (top + this.rowHeight > scrollTop + clientHeight) this.element.scrollTop = top + 2 * this.rowHeight - clientHeight;
+  }
+
+  /** A chosen row that was in sight stays in sight. */
+  #resized() {
+    const { scrollTop, clientHeight } = this.element;
+    const top = this.chosen * this.rowHeight;
+    const before = this.height;
+    this.height = clientHeight;
+    if (this.chosen >= 0 && top >= scrollTop && top < scrollTop + before) this.reveal(this.chosen);
+    this.#render();
   }
 
   #render() {
@@ -179,7 +190,7 @@ function drawRun(run, row) {
   const facts = element("span", "run-facts");
   if (run.steps == null) facts.textContent = "reading …";
   else {
-    facts.append(element("span", "", counted(run.steps, "step")), element("span", "", counted(run.skipped_steps ?? 0, "skip")));
+    facts.append(element("span", "", `${formatCompact(run.steps)} ${run.steps === 1 ? "step" : "steps"}`), element("span", "", counted(run.skipped_steps ?? 0, "skip")));
     if (run.last_loss_scale != null) facts.append(element("span", "", `scale ${formatScaleShort(run.last_loss_scale)}`));
   }
   row.append(name, facts);
@@ -256,7 +267,7 @@ function drawEvent(event, row) {
   const line = element("span", "event-line");
   line.append(icon(laneKind(event.kind)), element("span", "event-kind", eventTitle(event.kind)));
   if (event.cause) line.append(element("span", `cause cause-${event.cause}`, words(event.cause)));
-  line.append(element("span", "event-step", formatCount(event.step)));
+  line.append(element("span", "event-step", `step ${formatCount(event.step)}`));
   const message = element("span", "event-message", event.message || scaleChange(event.data) || "");
   row.title = event.message;
   row.append(line, message);
@@ -349,7 +360,7 @@ export class EventCard {
     head.append(icon(laneKind(event.kind)), title, buttons);
     const where = element("p", "card-where", `Step ${formatCount(event.step)}`);
     if (event.elapsed != null) where.append(` · ${formatElapsed(event.elapsed)} after the start`);
-    if (event.optimizer) where.append(` · ${event.optimizer}`);
+    if (event.optimizer && event.optimizer !== "optimizer") where.append(` · ${event.optimizer}`);
     const parts = [head, where];
     if (event.cause) {
       const cause = element("p", "card-cause");
