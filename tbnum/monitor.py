@@ -24,6 +24,7 @@ from tbnum.log.dashboards import Dashboards
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
 from tbnum.log.writer import LogWriter
 from tbnum.measure.clip import clip_grad_norm_
+from tbnum.observe.caller import users_stacklevel
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
 from tbnum.observe.optimizer import observe_optimizer
@@ -336,19 +337,22 @@ class _Recorder:
 
     def _event(self, event: Event) -> None:
         self._log.write_event(event)
-        explained = self._explainer.event(event)
-        for callback in self.callbacks:
-            try:
-                callback(explained)
-            except Exception as error:
-                if not self._callback_failed:
-                    self._callback_failed = True
-                    warnings.warn(
-                        f"a callback given to monitor.on_event() raised {type(error).__name__}: {error}; "
-                        "training goes on, and so do the callbacks.",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
+        for explained in [self._explainer.event(event), *self._explainer.derived()]:
+            for callback in self.callbacks:
+                self._call(callback, explained)
+
+    def _call(self, callback: Callable[[Event], None], event: Event) -> None:
+        try:
+            callback(event)
+        except Exception as error:
+            if not self._callback_failed:
+                self._callback_failed = True
+                warnings.warn(
+                    f"a callback given to monitor.on_event() raised {type(error).__name__}: {error}; "
+                    "training goes on, and so do the callbacks.",
+                    RuntimeWarning,
+                    stacklevel=users_stacklevel(),
+                )
 
     def _row(self, record: StepRecord) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
         groups = {
@@ -561,7 +565,7 @@ def _already_wrapped(
                 f"these objects are wrapped already and go on writing to {str(monitor.logdir)!r}; "
                 f"close() that monitor first to write to {str(folder)!r}.",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=users_stacklevel(),
             )
         return monitor
     return None

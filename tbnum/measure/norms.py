@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 __all__ = ["TensorNorms", "combine", "norms_of"]
 
@@ -50,14 +51,13 @@ def norms_of(tensors: Sequence[Tensor]) -> list[TensorNorms]:
     Costs one pass over the elements, two small kernels a device, no host sync. Finite elements whose squares
     overflow float32 (beyond about 1e19) give inf.
     """
-    places: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
-    for at, tensor in enumerate(tensors):
-        tensor = _dense(tensor)
-        index, members = places.setdefault((tensor.device, tensor.dtype), ([], []))
-        index.append(at)
-        members.append(tensor)
+    if not tensors:
+        return []
+    if any(tensor.layout is not torch.strided or tensor.is_complex() for tensor in tensors):
+        tensors = [_dense(tensor) for tensor in tensors]
     by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
-    for (device, dtype), (index, members) in places.items():
+    # torch's own grouping, as its optimizers and its clipping use it: in C++, it costs a tenth of a loop here.
+    for (device, dtype), ([members], index) in _group_tensors_by_device_and_dtype([list(tensors)], True).items():
         all_index, all_norms = by_device.setdefault(device, ([], []))
         all_index.extend(index)
         all_norms.extend(_norms_of_one_type(members, device, dtype))
@@ -85,7 +85,7 @@ def _norms_of_one_type(members: list[Tensor], device: torch.device, dtype: torch
     if device.type != "cpu":
         return list(torch._foreach_norm(members, 2, dtype=wider))
     small = [tensor for tensor in members if tensor.numel() <= _CHUNK_ABOVE]
-    if len(small) == len(members):
+    if len(small) == len(members):  # the common case
         return list(torch._foreach_norm(members, 2, dtype=wider))
     norms = iter(torch._foreach_norm(small, 2, dtype=wider)) if small else iter(())
     return [next(norms) if tensor.numel() <= _CHUNK_ABOVE else _norm_by_rows(tensor, wider) for tensor in members]
@@ -100,6 +100,5 @@ def _norm_by_rows(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _stack(norms: list[Tensor]) -> Tensor:
-    if len({norm.dtype for norm in norms}) > 1:
-        norms = [norm.to(torch.float64) for norm in norms]
-    return torch.stack(norms)
+    dtypes = {norm.dtype for norm in norms}
+    return torch.stack(norms if len(dtypes) == 1 else [norm.to(torch.float64) for norm in norms])

@@ -85,7 +85,7 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         if not parameters:
             return _without_parameters(original, args, kwargs)
         bound.arguments["parameters"] = parameters
-        touched = [(observer, observer.clip_begins(parameters, max_norm) or []) for observer in list(_observers)]
+        touched = [(observer, observer.clip_begins(parameters, max_norm) or {}) for observer in list(_observers)]
         _inside.clip = True
         try:
             result = original(*bound.args, **bound.kwargs)
@@ -93,7 +93,7 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             _inside.clip = False
         total_norm = bound.arguments["total_norm"] if name == _BY_GIVEN_NORM else result
         for observer, names in touched:
-            observer.clip_ended(names, parameters, max_norm, total_norm if isinstance(total_norm, Tensor) else None)
+            observer.clip_ended(names, max_norm, total_norm if isinstance(total_norm, Tensor) else None)
         return result
 
     return clip

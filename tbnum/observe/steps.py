@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
+import operator
 import time
 import warnings
 import weakref
@@ -98,25 +99,50 @@ class Stage(enum.Enum):
     STEPPED = enum.auto()
 
 
+@dataclass(frozen=True)
+class _Measurement:
+    """One pass over some gradients; lists have one entry a device."""
+
+    norms: list[TensorNorms]
+    totals: list[Number]  # still multiplied by `divisor`
+    nonfinite: list[Number]  # gradients that hold NaN or inf
+    divisor: Number = 1.0
+
+
+_NOTHING = _Measurement([], [], [])
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Gradients as they were when last looked at: a write to one raises its version, a new one is another object."""
+
+    gradients: list[Tensor]
+    versions: list[int]
+
+    def unchanged_in(self, gradients: list[Tensor]) -> bool:
+        """About 0.1 microseconds a tensor, on the host alone."""
+        return (
+            len(gradients) == len(self.gradients)
+            and all(map(operator.is_, gradients, self.gradients))
+            and _versions(gradients) == self.versions
+        )
+
+
 class _OpenOptimizer:
     """One optimizer in the step that is open. Values are `Number`s until the step has closed."""
 
     def __init__(self) -> None:
         self.stage = Stage.COLLECTING
         self.parameters: list[Tensor] = []  # that have a gradient, in the optimizer's order
-        self.before: list[TensorNorms] = []  # of the gradients as they were found
-        self.divisor: Number = 1.0  # what `before` still carries
-        self.after: list[TensorNorms] | None = None  # of what the optimizer got, where it was measured
-        self.after_divisor: Number = 1.0
-        self.after_nonfinite_elements: bool | None = None
+        self.before = _NOTHING  # of the gradients as they were found
+        self.after: _Measurement | None = None  # of what the optimizer got, where it was measured
         self.sharded = False  # gradients are DTensors: the norms are those of this rank's part alone
         self.coefficients: list[Number] = []  # of clips that covered every gradient
         self.clipped = False  # a clip was seen
         self.uncertain = False  # gradients changed in a way that `coefficients` does not tell
         self.max_norms: set[float] = set()
-        self.version: int | None = None  # of the gradients when they were last looked at
+        self.seen: _Seen | None = None  # the gradients when they were last looked at
         self.found_inf: list[Number] = []
-        self.nonfinite_elements: bool | None = None  # where the host has looked
         self.parameters_nonfinite: Number | None = None
         self.lr: list[Number] = []
         self.groups_parameters = 0
@@ -228,7 +254,7 @@ class StepObserver:
         self._loss_scale = _held_scale(scaler)
         if one.clipped:  # before unscale_: `before` was measured then, under the scale
             one.uncertain = True
-            one.version = _version(one.parameters)
+            one.seen = _look_at(_gradients(one.parameters))
             return
         self._measure(one, optimizer, 1.0)
 
@@ -320,7 +346,7 @@ class StepObserver:
         if one.stage is Stage.COLLECTING:
             self._measure(one, optimizer, divisor)
         elif self._must_look_again(one, optimizer):
-            self._measure_again(one, divisor)
+            one.after = _measured(_gradients(one.parameters), divisor)
         if not one.parameters:
             self._sight_without_gradients(name, optimizer)
         else:
@@ -346,31 +372,34 @@ class StepObserver:
     # -- clipping ----------------------------------------------------------------------------------------------
 
     @_harmless
-    def clip_begins(self, parameters: Sequence[Tensor], max_norm: float | None) -> list[str]:
+    def clip_begins(self, parameters: Sequence[Tensor], max_norm: float | None) -> dict[str, bool]:
         """Before gradients are clipped, by norm or (`max_norm` None) by value.
 
-        Returns the names of the optimizers that the clip touches, to be given to `clip_ended`.
+        Returns the names of the optimizers that the clip touches, and whether it covers all of their gradients; to
+        be given to `clip_ended`.
         """
         if _capturing() or max_norm == math.inf:
-            return []
-        clipped = {id(parameter) for parameter in parameters if parameter.grad is not None}
-        touched = []
+            return {}
+        clipped = set(map(id, parameters))
+        touched = {}
         for name, optimizer in self.optimizers().items():
-            if not any(id(parameter) in clipped for parameter in _parameters(optimizer)):
+            its_own = _with_gradient(optimizer)
+            covered = sum(map(clipped.__contains__, map(id, its_own)))
+            if not covered:
                 continue
             one = self._open.get(name)
             if one is not None and one.stage is Stage.STEPPED:
                 if self.scaler is not None:
                     continue  # between step() and update() a clip changes nothing that counts
                 self._close(None)
-            touched.append(name)
+            touched[name] = covered == len(its_own)
             self._before_clip(name, optimizer, max_norm)
         return touched
 
     def _before_clip(self, name: str, optimizer: torch.optim.Optimizer, max_norm: float | None) -> None:
         one = self._opened(name)
         scaler = self.scaler
-        if one.stage is Stage.COLLECTING or one.version != _version(_with_gradient(optimizer)):
+        if one.stage is Stage.COLLECTING or not _unchanged(one, optimizer):
             divisor: Number = 1.0
             if scaler is not None and not _is_unscaled(scaler, optimizer) and scaler._scale is not None:
                 divisor = hold(scaler._scale)
@@ -384,23 +413,19 @@ class StepObserver:
         one.clipped = True
 
     @_harmless
-    def clip_ended(
-        self, touched: Sequence[str], parameters: Sequence[Tensor], max_norm: float | None, total_norm: Tensor | None
-    ) -> None:
+    def clip_ended(self, touched: Mapping[str, bool], max_norm: float | None, total_norm: Tensor | None) -> None:
         """After the clip. `total_norm` is the norm that the clip went by."""
-        covered = {id(parameter) for parameter in parameters}
-        for name in touched:
+        for name, whole in touched.items():
             one = self._open.get(name)
             if one is None:
                 continue
             if max_norm is not None:
                 one.max_norms.add(max_norm)
-            partial = any(id(each) not in covered for each in one.parameters)
-            if partial or max_norm is None or total_norm is None or hasattr(total_norm, "_local_tensor"):
+            if not whole or max_norm is None or total_norm is None or hasattr(total_norm, "_local_tensor"):
                 one.uncertain = True
             else:
                 one.coefficients.append(_coefficient(max_norm, hold(total_norm)))
-            one.version = _version(one.parameters)
+            one.seen = _look_at(_gradients(one.parameters))
 
     # -- closing -----------------------------------------------------------------------------------------------
 
@@ -467,20 +492,15 @@ class StepObserver:
         one.parameters = _with_gradient(optimizer)
         one.groups_parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         one.sharded = any(hasattr(parameter.grad, "_local_tensor") for parameter in one.parameters)
-        one.before, one.nonfinite_elements = _measured(_gradients(one.parameters))
-        one.divisor = divisor
+        gradients = _gradients(one.parameters)
+        one.before = _measured(gradients, divisor)
+        one.seen = _look_at(gradients)
         one.coefficients, one.max_norms = [], set()
         one.clipped = one.uncertain = False
-        one.version = _version(one.parameters)
         one.stage = Stage.MEASURED
 
-    def _measure_again(self, one: _OpenOptimizer, divisor: Number) -> None:
-        """The norms of what the optimizer gets, where they cannot be told from what was seen."""
-        one.after, one.after_nonfinite_elements = _measured(_gradients(one.parameters))
-        one.after_divisor = divisor
-
     def _must_look_again(self, one: _OpenOptimizer, optimizer: torch.optim.Optimizer) -> bool:
-        if one.uncertain or one.version != _version(_with_gradient(optimizer)):
+        if one.uncertain or not _unchanged(one, optimizer):
             one.uncertain = True
             return True
         return one.clipped and self.next_step % self._verify_interval == 0
@@ -575,13 +595,14 @@ class _Pending:
         scales = [] if update is None else [update.old_scale, update.growth_tracker, update.new_scale]
         lists: list[list[Number]] = [self.losses, [self.loss_scale], scales]
         for one in self.optimizers.values():
+            after = one.after or _NOTHING
             lists += [
-                [each.total() for each in one.before],
-                [one.divisor],
-                [each.nonfinite() for each in one.before],
-                [each.total() for each in one.after or []],
-                [one.after_divisor],
-                [each.nonfinite() for each in one.after or []],
+                one.before.totals,
+                [one.before.divisor],
+                one.before.nonfinite,
+                after.totals,
+                [after.divisor],
+                after.nonfinite,
                 one.coefficients,
                 one.found_inf,
                 one.lr,
@@ -589,7 +610,7 @@ class _Pending:
                 one.update_norm,
                 [] if one.parameters_nonfinite is None else [one.parameters_nonfinite],
             ]
-        return [[_landed(each) for each in numbers] for numbers in lists]
+        return lists
 
     def receive(
         self,
@@ -630,9 +651,9 @@ def _received(one: _OpenOptimizer, values: list[list[float]]) -> OptimizerRecord
     if one.parameters:
         record.grad_norm = _ratio(combine(before), divisor)
         record.nonfinite_tensors = sum(nonfinite)
-        if (found_inf and not record.skipped) or one.nonfinite_elements is False:
+        if found_inf and not record.skipped:
             record.nonfinite_tensors = 0.0  # finite elements, whose norm is not
-        record.nonfinite_after = sum(after_nonfinite) if one.after_nonfinite_elements is not False else 0.0
+        record.nonfinite_after = sum(after_nonfinite)
     else:
         record.nonfinite_tensors = 0.0
     if one.sharded:
@@ -661,7 +682,7 @@ def _nonfinite_names(
 ) -> list[str]:
     """Up to 8 names. Called where a step was not finite; reads (P,) norms from the device then."""
     found: list[int] = []
-    for each in one.after or one.before:
+    for each in (one.after or one.before).norms:
         found += [at for at, norm in zip(each.index, each.norms.tolist(), strict=True) if not math.isfinite(norm)]
     return [names(optimizer, one.parameters[at]) for at in sorted(found)[:8]]
 
@@ -678,23 +699,42 @@ def _with_gradient(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Of a DTensor only this rank's part: asking it for a norm would run a collective, which can hang."""
-    gradients = (parameter.grad for parameter in parameters)
-    return [getattr(each, "_local_tensor", each).detach() for each in gradients if each is not None]
+    return [gradient for gradient in [parameter.grad for parameter in parameters] if gradient is not None]
 
 
-def _measured(gradients: list[Tensor]) -> tuple[list[TensorNorms], bool | None]:
-    """Norms, and whether elements are NaN or inf where the host has looked (on the CPU, where a norm is)."""
+def _look_at(gradients: list[Tensor]) -> _Seen:
+    return _Seen(gradients, _versions(gradients))
+
+
+def _unchanged(one: _OpenOptimizer, optimizer: torch.optim.Optimizer) -> bool:
+    return one.seen is not None and one.seen.unchanged_in(_gradients(_parameters(optimizer)))
+
+
+def _versions(gradients: list[Tensor]) -> list[int]:
+    return [gradient._version for gradient in gradients]
+
+
+def _measured(gradients: list[Tensor], divisor: Number) -> _Measurement:
+    """One pass over the gradients, and two small kernels a device.
+
+    Of a DTensor only this rank's part is read: asking it for a norm would run a collective, which can hang.
+    """
+    gradients = [getattr(each, "_local_tensor", each) for each in gradients]
     norms = norms_of(gradients)
-    if not any(_on_cpu_and_nonfinite(each) for each in norms):
-        return norms, None
-    # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
-    return norms, any(not bool(torch.isfinite(_values(each)).all()) for each in gradients)
-
-
-def _version(parameters: Iterable[Tensor]) -> int:
-    """Changes when a gradient was written to or replaced. About 0.1 microseconds a tensor, on the host alone."""
-    return hash(tuple((id(grad), grad._version) for grad in [each.grad for each in parameters] if grad is not None))
+    totals: list[Number] = []
+    nonfinite: list[Number] = []
+    for each in norms:
+        total = hold(each.total())
+        totals.append(total)
+        if isinstance(total, Tensor):
+            nonfinite.append(each.nonfinite())
+        elif math.isfinite(total):
+            nonfinite.append(0.0)
+        else:
+            # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
+            suspects = [at for at, norm in zip(each.index, each.norms.tolist(), strict=True) if not math.isfinite(norm)]
+            nonfinite.append(float(sum(not bool(torch.isfinite(_values(gradients[at])).all()) for at in suspects)))
+    return _Measurement(norms, totals, nonfinite, divisor)
 
 
 def _learning_rates(optimizer: torch.optim.Optimizer) -> list[Number]:
@@ -714,10 +754,6 @@ def _ratio(value: float, by: float) -> float:
     return value / by if by else UNKNOWN
 
 
-def _landed(number: Number) -> Number:
-    return hold(number) if isinstance(number, Tensor) and number.device.type == "cpu" else number
-
-
 def _on_host(number: Number) -> float:
     """The value where the host has it already, else NaN: asking a device would make the host wait."""
     return number if isinstance(number, float) else UNKNOWN
@@ -725,10 +761,6 @@ def _on_host(number: Number) -> float:
 
 def _values(gradient: Tensor) -> Tensor:
     return gradient if gradient.layout is torch.strided else gradient.coalesce()._values()
-
-
-def _on_cpu_and_nonfinite(norms: TensorNorms) -> bool:
-    return norms.norms.device.type == "cpu" and not bool(torch.isfinite(norms.norms).all())
 
 
 def _any_nonfinite(tensors: list[Tensor]) -> Number | None:
