@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[TensorNorms]:
     for (device, dtype), ([members], index) in _group_tensors_by_device_and_dtype([list(tensors)], True).items():
         all_index, all_norms = by_device.setdefault(device, ([], []))
         all_index.extend(index)
-        all_norms.extend(_norms_of_one_type(members, device, dtype))
+        all_norms.extend(_norms_of_one_type(cast(list[Tensor], members), device, dtype))
     return [TensorNorms(index, _stack(norms)) for index, norms in by_device.values()]
 
 

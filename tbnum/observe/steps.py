@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -459,6 +460,8 @@ class StepObserver:
         micro_batches = len(self._backwards) or len(losses)
         record = StepRecord(self.next_step, time.time(), micro_batches=micro_batches or UNKNOWN)
         stepped = {name: one for name, one in self._open.items() if one.stage is Stage.STEPPED}
+        for one in stepped.values():
+            one.seen = None  # the gradients are not ours to keep alive while the numbers are on their way
         pending = _Pending(record, losses, update, record.step, record.wall_time, self._loss_scale, stepped)
         self.next_step += 1
         self._clear()
@@ -582,8 +585,13 @@ class _Pending:
 
     def send(self) -> None:
         numbers = self._lists()
-        self._transfer = Transfer([number for each in numbers for number in each])
+        norms = [each.norms for one in self.optimizers.values() for each in self._measured_last(one).norms]
+        self._transfer = Transfer([number for each in numbers for number in each], norms)
         self._lengths = [len(each) for each in numbers]
+
+    @staticmethod
+    def _measured_last(one: _OpenOptimizer) -> _Measurement:
+        return one.after or one.before
 
     def ready(self) -> bool:
         assert self._transfer is not None
@@ -618,7 +626,8 @@ class _Pending:
         refs: Mapping[str, weakref.ref[torch.optim.Optimizer]],
     ) -> StepRecord | None:
         assert self._transfer is not None
-        flat = iter(self._transfer.values())
+        flat = iter(self._transfer.numbers())
+        norms = iter(self._transfer.vectors())
         lists = iter([[next(flat) for _ in range(length)] for length in self._lengths])
         losses, (loss_scale,), scales = next(lists), next(lists), next(lists)
         if self.update is not None:
@@ -637,8 +646,12 @@ class _Pending:
             record.optimizers[name] = _received(one, values)
             optimizer = refs[name]()
             one_record = record.optimizers[name]
+            vectors = [next(norms) for _ in self._measured_last(one).norms]
             if (one_record.nonfinite_tensors > 0 or one_record.nonfinite_after > 0) and optimizer is not None:
-                record.optimizers[name].nonfinite_names = _nonfinite_names(one, optimizer, names)
+                one_record.nonfinite_names = [
+                    names(optimizer, one.parameters[at])
+                    for at in _nonfinite_places(self._measured_last(one).norms, vectors)[:8]
+                ]
         return record
 
 
@@ -677,14 +690,11 @@ def _received(one: _OpenOptimizer, values: list[list[float]]) -> OptimizerRecord
     return record
 
 
-def _nonfinite_names(
-    one: _OpenOptimizer, optimizer: torch.optim.Optimizer, names: Callable[[torch.optim.Optimizer, Tensor], str]
-) -> list[str]:
-    """Up to 8 names. Called where a step was not finite; reads (P,) norms from the device then."""
-    found: list[int] = []
-    for each in (one.after or one.before).norms:
-        found += [at for at, norm in zip(each.index, each.norms.tolist(), strict=True) if not math.isfinite(norm)]
-    return [names(optimizer, one.parameters[at]) for at in sorted(found)[:8]]
+def _nonfinite_places(norms: list[TensorNorms], values: list[np.ndarray]) -> list[int]:
+    places: list[int] = []
+    for each, norm in zip(norms, values, strict=True):
+        places += [each.index[int(at)] for at in np.flatnonzero(~np.isfinite(norm))]
+    return sorted(places)
 
 
 # -- small questions, all of them without a sync on a device -------------------------------------------------------
