@@ -28,6 +28,7 @@ from tbnum.observe.caller import users_stacklevel
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
 from tbnum.observe.optimizer import observe_optimizer
+from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.steps import OptimizerRecord, Sighting, StepObserver, StepRecord
 from tbnum.observe.transfer import hold
 
@@ -150,8 +151,8 @@ class Monitor:
         _monitors.add(self)
 
     @property
-    def writer(self) -> SummaryWriter:
-        """The run's `SummaryWriter`, for values of your own."""
+    def writer(self) -> SummaryWriter | None:
+        """The run's `SummaryWriter`, for values of your own. None in a process of rank 1 and up: one writes for all."""
         return self._recorder.summary_writer
 
     @property
@@ -285,6 +286,7 @@ class _Recorder:
         scalar_interval: int,
         config: Mapping[str, Any],
     ) -> None:
+        rank, world_size = rank_and_world_size()
         self.names = _Names(optimizers, modules)
         self.callbacks: list[Callable[[Event], None]] = []
         self.skipped_steps = 0
@@ -301,16 +303,17 @@ class _Recorder:
             "seed": torch.initial_seed(),
             "config": dict(config),
             "versions": {"tbnum": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "rank": None,
-            "world_size": 1,
+            "rank": rank,
+            "world_size": world_size,
         }
         self._explainer = LiveExplainer(meta)
-        self._log = LogWriter(folder, columns=step_columns(self._groups), meta=meta)
-        self._owns_writer = writer is None
-        self.summary_writer = _opened_writer(folder) if writer is None else writer
-        self._dashboards = Dashboards(self.summary_writer, scalar_interval)
+        self._log = LogWriter(folder, columns=step_columns(self._groups), meta=meta, rank=rank)
+        own_writer = _opened_writer(folder) if writer is None and not rank else None
+        self.summary_writer = own_writer if writer is None else writer
+        self._own_writer = own_writer
+        self._dashboards = None if self.summary_writer is None else Dashboards(self.summary_writer, scalar_interval)
         # The end of the optimizer is the end of the recording, also where nobody called close().
-        weakref.finalize(self, _finish, self._log, self.summary_writer if self._owns_writer else None)
+        weakref.finalize(self, _finish, self._log, own_writer)
         self._callback_failed = False
 
     # -- from the observer ---------------------------------------------------------------------------------------
@@ -320,7 +323,8 @@ class _Recorder:
         self.skipped_steps += record.skipped
         self._log.append_step(row)
         skipped_total, dashboards = self.skipped_steps, self._dashboards
-        self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
+        if dashboards is not None:
+            self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
         self._explainer.step(columns, row)
         for name, one in record.optimizers.items():
             kind = _kind_of_step(one)
@@ -392,11 +396,11 @@ class _Recorder:
 
     def flush(self) -> None:
         self._log.flush()
-        if self._owns_writer:
-            self.summary_writer.flush()
+        if self._own_writer is not None:
+            self._own_writer.flush()
 
     def close(self) -> None:
-        _finish(self._log, self.summary_writer if self._owns_writer else None)
+        _finish(self._log, self._own_writer)
 
 
 _ABSENT = OptimizerRecord()

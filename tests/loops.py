@@ -25,6 +25,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "RMSprop": lambda p, **k: torch.optim.RMSprop(p, lr=1e-3, **k),
     "Rprop": lambda p, **k: torch.optim.Rprop(p, lr=1e-3, **k),
 }
+if hasattr(torch.optim, "Muon"):
+    OPTIMIZERS["Muon"] = lambda p, **k: torch.optim.Muon([each for each in p if each.ndim == 2], **k)
 FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 
 
