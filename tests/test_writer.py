@@ -363,7 +363,7 @@ def test_data_of_any_type_becomes_json(tmp_path: Path) -> None:
         (facts,) = records(log.path, TAG_EVENT)
     assert (facts["step"], facts["wall_time"]) == (1, 2.0)
     assert facts["data"]["array"] == [0, 1, 2] and facts["data"]["number"] == 0.5 and facts["data"]["path"] == "a"
-    assert facts["data"]["1"] == [2] and facts["data"]["pair"] == [1, None]
+    assert facts["data"]["1"] == [2] and facts["data"]["tuple"] == [1, None]
 
 
 class Unprintable:

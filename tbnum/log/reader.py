@@ -294,7 +294,7 @@ class Run:
             self._steps.extend(takes[-1].file.steps, self._taken[-1].rows, takes[-1].rows)
         else:
             self._steps = _Steps()
-            for file in files:
+            for file in self._files:
                 self._steps.provide(file.steps.views())
             self._steps.reserve(sum(taken.rows for taken in takes))
             for taken in takes:
@@ -546,7 +546,7 @@ class _SessionFile:
                 self._take_layout(json.loads(record.payload))
             elif record.tag == TAG_DROPPED:
                 self.dropped = {str(reason): int(count) for reason, count in json.loads(record.payload).items()}
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             # Whole by its checksums (or these were not looked at), and yet not what a writer of this version writes.
             self._garbled.append(f"the record at {offset} in {self.path.name} is not understood: {error}")
 
