@@ -1,0 +1,292 @@
+"""Pretrain a small byte-level GPT in float16, recorded by tbnum.
+
+    python demo/pretrain.py                      # about two minutes on two CPU cores
+    tensorboard --logdir runs                    # the "Numerics" tab
+    tbnum report runs
+
+The run shows what a loss scale does. It starts far too high and comes down over a few skipped steps; it is raised again
+and again, and probes a height that overflows; and one batch is spoiled on purpose (`--bad-batch-at 0` for none).
+Everything else is what happened to happen. What tbnum needs is marked "tbnum".
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import even_batches, load_text, random_batch
+from model import GPT, GPTConfig
+
+import tbnum
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+LEARNING_RATE, WARMUP_STEPS, WEIGHT_DECAY, MAX_NORM = 6e-3, 50, 0.1, 1.0
+BATCH_SIZE, BLOCK_SIZE = 8, 64  # sequences a step, bytes a sequence
+VALIDATION_BATCHES, VALIDATION_BATCH_SIZE = 8, 32
+CHECKPOINT_EVERY = 100
+# torch's own first scale is 2**16, doubled every 2,000 steps. A run of 1,000 steps shows its story in bigger strides.
+SCALER = {"init_scale": 2.0**24, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 80}
+
+
+def main() -> None:
+    args = parse_args()
+    device, dtype = torch.device(args.device), DTYPES[args.dtype]
+    torch.manual_seed(args.seed)
+    checkpoint = args.logdir / "checkpoint.pt"
+
+    # -- text, model, optimizer, scaler --------------------------------------------------------------------------------
+    text = load_text(args.data)
+    if min(len(text.train), len(text.validation)) <= BLOCK_SIZE:
+        raise SystemExit(f"{text.source} holds too little text: {len(text.train) + len(text.validation):,} bytes")
+    order = torch.Generator().manual_seed(args.seed)  # which places of the text come next; part of the checkpoint
+    model = GPT(GPTConfig(block_size=BLOCK_SIZE)).to(device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY, fused=device.type == "cuda"
+    )
+    scaler = torch.amp.GradScaler(device.type, **SCALER) if dtype == torch.float16 else None
+    monitor = tbnum.wrap(optimizer, scaler, model=model, logdir=args.logdir, config=run_settings(args))  # tbnum
+
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "monitor": monitor}  # what a checkpoint holds
+    first_step = resume(checkpoint, parts, order) if args.resume else 0
+
+    entropy = text.byte_entropy()
+    print(f"text: {len(text.train):,} bytes to train on, {len(text.validation):,} held out; {text.files} files")
+    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters; {args.dtype} on {args.device}")
+    print(f"recorded in {args.logdir}")
+    print(f"to beat: {in_units(entropy)}, the entropy of the held-out bytes by their frequency alone")
+    bar = ProgressBar(first_step, args.steps)
+    # A backoff is told by the skip that it follows.
+    monitor.on_event(  # tbnum
+        lambda event: bar.note(f"step {event.step}: {event.message}") if event.kind != "scale_backoff" else None
+    )
+
+    # -- training ------------------------------------------------------------------------------------------------------
+    interrupted = stop_after_this_step_on_ctrl_c()
+    step, end = first_step, args.steps if args.stop_at is None else min(args.stop_at, args.steps)
+    with monitor:  # tbnum: an exception in here is recorded as a crash
+        while step < end and not interrupted():
+            lr = learning_rate(step, args.steps)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+
+            x, y = random_batch(text.train, BATCH_SIZE, BLOCK_SIZE, order)  # both (B, T)
+            if args.bad_batch_at and step == args.bad_batch_at:
+                # As a hole in the file would: nothing but zero bytes, which no text holds. Loss and gradient are real.
+                x, y = torch.zeros_like(x), torch.zeros_like(y)
+                monitor.annotate("batch of zero bytes in place of text, injected by the demo", injected=True)  # tbnum
+            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                loss = model(x, y)
+            optimizer.zero_grad(set_to_none=True)
+            if scaler is not None:
+                scaler.scale(loss).backward()  # not under autocast: backward runs in the types of the forward
+                scaler.unscale_(optimizer)  # so that the norm is clipped at its true length
+                torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                monitor.log_loss(loss)  # tbnum: with a scaler it sees the loss by itself
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+                optimizer.step()
+            step += 1
+
+            if step % 10 == 0 or step == end:
+                # loss.item() and get_scale() wait for the device, hence not at every step.
+                bar.show(step, loss.item(), scaler.get_scale() if scaler else None, monitor.skipped_steps)
+            if step % (args.steps // 5 or 1) == 0 or step == end:
+                validation_loss = evaluate(model, text.validation, device, dtype)
+                monitor.writer.add_scalar("validation/loss", validation_loss, step)
+                bar.note(f"step {step}: validation loss {in_units(validation_loss)}")
+            if step % CHECKPOINT_EVERY == 0:
+                save(checkpoint, parts, order, step, args)
+        save(checkpoint, parts, order, step, args)
+        bar.close()
+        skipped = monitor.skipped_steps
+
+    # -- summary -------------------------------------------------------------------------------------------------------
+    if step < args.steps:
+        print(f"stopped before step {step}; to go on: python {sys.argv[0]} --resume --logdir {args.logdir}")
+    elif step > first_step:
+        print(f"{step - first_step} steps in {bar.seconds():.0f} s; {skipped} of all {step} were skipped")
+        print(f"validation loss:           {in_units(validation_loss)}")
+        print(f"by byte frequency alone:   {in_units(entropy)}")
+    print(f"to see every step:         tensorboard --logdir {args.logdir}   (tab Numerics)")
+    print(f"to read what happened:     tbnum report {args.logdir}")
+
+
+def in_units(nats: float) -> str:
+    return f"{nats:.3f} nats or {nats / math.log(2):.3f} bits a byte"
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Linear warm-up, then half a cosine down to a tenth. A function of the step: a checkpoint needs no more."""
+    if step < WARMUP_STEPS:
+        return LEARNING_RATE * (step + 1) / WARMUP_STEPS
+    progress = (step - WARMUP_STEPS) / max(1, steps - WARMUP_STEPS)
+    return LEARNING_RATE * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+
+
+@torch.no_grad()
+def evaluate(model: GPT, data: torch.Tensor, device: torch.device, dtype: torch.dtype) -> float:
+    """Mean loss in nats a byte over places spread evenly over `data`, the same each time."""
+    model.eval()
+    total = torch.zeros((), device=device)
+    for x, y in even_batches(data, VALIDATION_BATCHES, VALIDATION_BATCH_SIZE, BLOCK_SIZE):
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            total += model(x.to(device), y.to(device))
+    model.train()
+    return total.item() / VALIDATION_BATCHES
+
+
+# -- checkpoint --------------------------------------------------------------------------------------------------------
+
+
+def run_settings(args: argparse.Namespace) -> dict[str, object]:
+    """What makes the run the run it is: kept in its record, and in its checkpoint for --resume."""
+    return {
+        "steps": args.steps,
+        "seed": args.seed,
+        "dtype": args.dtype,
+        "data": None if args.data is None else str(args.data.resolve()),
+        "bad_batch_at": args.bad_batch_at,
+        "model": asdict(GPTConfig(block_size=BLOCK_SIZE)),
+        "batch_size": BATCH_SIZE,
+    }
+
+
+def save(path: Path, parts: dict[str, Any], order: torch.Generator, step: int, args: argparse.Namespace) -> None:
+    state = {name: part.state_dict() for name, part in parts.items() if part is not None}
+    state |= {
+        "step": step,  # steps done
+        "order": order.get_state(),
+        "rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "settings": run_settings(args),
+    }
+    # Written beside and moved: whatever ends the program, there is always one whole checkpoint.
+    unfinished = path.with_suffix(".unfinished")
+    torch.save(state, unfinished)
+    os.replace(unfinished, path)
+
+
+def resume(path: Path, parts: dict[str, Any], order: torch.Generator) -> int:
+    """Puts everything back as it was and returns the step to go on with."""
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    for name, part in parts.items():
+        if part is not None:
+            part.load_state_dict(state[name])
+    order.set_state(state["order"])
+    torch.set_rng_state(state["rng"])
+    if torch.cuda.is_available() and state["cuda_rng"]:
+        torch.cuda.set_rng_state_all(state["cuda_rng"])
+    return state["step"]
+
+
+# -- command line and screen -------------------------------------------------------------------------------------------
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--logdir", type=Path, help="folder of the run (default: runs/gpt, runs/gpt-2 ...)")
+    parser.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1337, help="(default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float16", help="of autocast (default: %(default)s)")
+    parser.add_argument("--data", type=Path, help="text file or folder (default: the Python standard library)")
+    parser.add_argument(
+        "--bad-batch-at", type=int, default=450, help="the step to spoil, 0: none (default: %(default)s)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --logdir, as it was set up")
+    parser.add_argument("--stop-at", type=int, help="stop before this step, as Ctrl-C would")
+    args = parser.parse_args()
+
+    if args.steps < 1:
+        parser.error(f"--steps {args.steps}: at least 1")
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: this torch sees no CUDA device")
+    if args.logdir is None:
+        # A new folder for a new run; the newest for --resume.
+        runs = [Path("runs/gpt"), *(Path(f"runs/gpt-{number}") for number in range(2, 1000))]
+        taken = [run for run in runs if run.exists()]
+        args.logdir = (
+            (taken[-1] if taken else runs[0]) if args.resume else next(run for run in runs if run not in taken)
+        )
+    if args.resume:
+        checkpoint = args.logdir / "checkpoint.pt"
+        if not checkpoint.is_file():
+            parser.error(f"--resume: there is no {checkpoint}; start the run without --resume")
+        # A run goes on with the settings that it was started with.
+        settings = torch.load(checkpoint, map_location="cpu", weights_only=True)["settings"]
+        args.steps, args.seed, args.dtype = settings["steps"], settings["seed"], settings["dtype"]
+        args.data = None if settings["data"] is None else Path(settings["data"])
+        args.bad_batch_at = settings["bad_batch_at"]
+    return args
+
+
+def stop_after_this_step_on_ctrl_c() -> Callable[[], bool]:
+    """Ctrl-C lets the step end, so that the checkpoint is whole; a second Ctrl-C stops at once."""
+    asked = []
+
+    def on_ctrl_c(number: int, frame: object) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, on_ctrl_c)
+    return lambda: bool(asked)
+
+
+class ProgressBar:
+    """One line that is written over on a terminal; a line for each twentieth of the run elsewhere."""
+
+    def __init__(self, first: int, total: int) -> None:
+        self.first, self.total, self.start = first, total, time.monotonic()
+        self.live = sys.stdout.isatty()
+        self.line = ""
+
+    def show(self, step: int, loss: float, scale: float | None, skipped: int) -> None:
+        width = 24
+        done = width * step // self.total
+        left = self.seconds() / (step - self.first) * (self.total - step)
+        scale_text = "" if scale is None else f"  scale 2^{math.log2(scale):g}  skipped {skipped}"
+        self.line = (
+            f"[{'#' * done}{'.' * (width - done)}] {step}/{self.total}  loss {loss:.3f}{scale_text}  {left:.0f} s left"
+        )
+        if self.live:
+            self._write_over(self.line)
+        elif step % (self.total // 20 or 1) == 0 or step == self.total:
+            print(self.line, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        if self.live:
+            self._write_over("")
+        print(text, flush=True)
+        if self.live:
+            self._write_over(self.line)
+
+    def close(self) -> None:
+        if self.live and self.line:
+            print()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    def _write_over(self, line: str) -> None:
+        columns = shutil.get_terminal_size().columns - 1
+        print("\r\033[K" + line[:columns], end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()
