@@ -26,6 +26,9 @@ SEVERITY: dict[str, str] = {
     "backward_under_autocast": "warning",
     "update_missing": "warning",
     "step_bypassed_scaler": "warning",
+    "unscale_in_accumulation": "warning",
+    "loss_not_scaled": "warning",
+    "float16_gradients": "error",
     "loss_low_precision": "warning",
     "gradient_underflow": "warning",
     "resume": "info",
@@ -269,6 +272,30 @@ def _step_bypassed_scaler(event: Event, data: Mapping[str, Any], later: Later | 
     )
 
 
+def _unscale_in_accumulation(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"{_subject(event)} stepped{_where(data)} on a mixture: backward added gradients that carry the loss scale to "
+        "gradients that scaler.unscale_() had already divided by it.",
+        "Call scaler.unscale_(optimizer) once a step, after the last backward of the accumulation.",
+    )
+
+
+def _loss_not_scaled(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"Gradients were divided by the loss scale{_where(data)} although no loss of this step had been multiplied by "
+        "it: they came out too small by that factor.",
+        "Call scaler.scale(loss).backward() for every loss of the step.",
+    )
+
+
+def _float16_gradients(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"{data.get('float16', '?')} of {data.get('tensors', '?')} gradients are float16, as their parameters are, "
+        f"and the scaler refused to unscale them{_where(data)}.",
+        "Keep the parameters in float32 (no model.half()) and run the forward under torch.autocast.",
+    )
+
+
 def _loss_low_precision(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
     return (
         f"The loss was computed in {str(data.get('dtype', '16 bits')).removeprefix('torch.')}{_where(data)}.",
@@ -323,6 +350,9 @@ _WORDS = {
     "backward_under_autocast": _backward_under_autocast,
     "update_missing": _update_missing,
     "step_bypassed_scaler": _step_bypassed_scaler,
+    "unscale_in_accumulation": _unscale_in_accumulation,
+    "loss_not_scaled": _loss_not_scaled,
+    "float16_gradients": _float16_gradients,
     "loss_low_precision": _loss_low_precision,
     "gradient_underflow": _gradient_underflow,
     "resume": _resume,

@@ -92,8 +92,13 @@ class _Observed:
         return map(follow, scaled) if isinstance(scaled, map) else scaled
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        super().unscale_(optimizer)  # type: ignore[misc]
         observer = _observers.get(id(self))
+        try:
+            super().unscale_(optimizer)  # type: ignore[misc]
+        except ValueError:
+            if observer is not None:
+                observer.unscale_refused(optimizer)
+            raise
         if observer is not None:
             observer.unscaled(optimizer)
 
@@ -129,6 +134,7 @@ def _follow_all(outputs: Any, scaled: Any, observer: StepObserver) -> None:
 
 def _follow(output: Tensor, scaled: Tensor, observer: StepObserver) -> None:
     """Note the loss when its backward runs. The hook keeps the value alone: no graph, no observer alive."""
+    observer.loss_scaled(output.dtype)
     if not scaled.requires_grad or output.is_complex():
         return
     loss = _value(output)

@@ -142,6 +142,7 @@ class _OpenOptimizer:
         self.clipped = False  # a clip was seen
         self.uncertain = False  # gradients changed in a way that `coefficients` does not tell
         self.max_norms: set[float] = set()
+        self.backwards_before = 0  # of the step, when the gradients were unscaled
         self.seen: _Seen | None = None  # the gradients when they were last looked at
         self.found_inf: list[Number] = []
         self.parameters_nonfinite: Number | None = None
@@ -199,6 +200,7 @@ class StepObserver:
         self._closure_losses: list[Number] = []
         self._backwards: set[int] = set()
         self._loss_scale: Number = UNKNOWN
+        self._scale_was_seen = False
         self._in_scaler_step: str | None = None
         self._pending: deque[_Pending] = deque()
         self._seen_once: set[tuple[str, str | None]] = set()
@@ -237,6 +239,13 @@ class StepObserver:
             self._closure_losses = [float(loss)]
 
     @_harmless
+    def loss_scaled(self, dtype: torch.dtype) -> None:
+        """`scaler.scale(loss)` was called."""
+        self._scale_was_seen = True
+        if dtype in (torch.float16, torch.bfloat16):
+            self._sight_once("loss_low_precision", {"dtype": str(dtype).removeprefix("torch."), "where": users_line()})
+
+    @_harmless
     def backward_ran(self, loss: Number, graph_task: int) -> None:
         """The backward of a loss that was given to the scaler has begun, without `create_graph`."""
         self._losses.append(loss)
@@ -252,12 +261,27 @@ class StepObserver:
         if name is None or scaler is None or _capturing():
             return
         one = self._opened(name)
+        one.backwards_before = len(self._backwards)
+        if self._scale_was_seen and not self._backwards:
+            self._sight_once("loss_not_scaled", {"where": users_line()}, name)
         self._loss_scale = _held_scale(scaler)
         if one.clipped:  # before unscale_: `before` was measured then, under the scale
             one.uncertain = True
             one.seen = _look_at(_gradients(one.parameters))
             return
         self._measure(one, optimizer, 1.0)
+
+    @_harmless
+    def unscale_refused(self, optimizer: torch.optim.Optimizer) -> None:
+        """`scaler.unscale_(optimizer)` has raised."""
+        name = self.name_of(optimizer)
+        if name is None:
+            return
+        gradients = _gradients(_parameters(optimizer))
+        half = sum(gradient.dtype == torch.float16 for gradient in gradients)
+        if half:
+            data = {"where": users_line(), "float16": half, "tensors": len(gradients)}
+            self._sight_once("float16_gradients", data, name)
 
     @_harmless
     def scaler_step_begins(self, optimizer: torch.optim.Optimizer) -> None:
@@ -267,8 +291,14 @@ class StepObserver:
             return
         self._in_scaler_step = name
         one = self._open.get(name)
-        if one is not None and one.stage is Stage.STEPPED:
+        if one is None:
+            return
+        if one.stage is Stage.STEPPED:
             self._sight_once("update_missing", {"where": users_line()}, name)
+        elif one.stage is Stage.MEASURED and len(self._backwards) > one.backwards_before:
+            changed = not _unchanged(one, optimizer)  # else the later backward was another optimizer's alone
+            if changed:
+                self._sight_once("unscale_in_accumulation", {"where": users_line()}, name)
 
     @_harmless
     def scaler_step_ended(self, optimizer: torch.optim.Optimizer, failed: bool) -> None:

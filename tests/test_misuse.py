@@ -1,0 +1,205 @@
+"""Each mistake in a mixed-precision loop is seen while it is made; the loop of the documentation raises no alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tbnum
+from tests.loops import OPTIMIZERS, Half, batches
+
+
+class Loop:
+    """The parts of a loop, with a scale that holds."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = model or Half()
+        self.optimizer = OPTIMIZERS["SGD"](self.model.parameters())
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self.model(x).square().mean()
+
+    def backward(self, x: Tensor) -> None:
+        self.scaler.scale(self.loss(x)).backward()
+
+    def update(self, clip: bool = False) -> None:
+        if clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+
+def events_of(loop: Loop, steps: Callable[[Loop], Any], logdir: Path) -> list[tbnum.log.schema.Event]:  # type: ignore[name-defined]
+    with tbnum.wrap(loop.optimizer, loop.scaler, model=loop.model, logdir=logdir):
+        steps(loop)
+    (run,) = tbnum.read(logdir).values()
+    return run.events
+
+
+# -- the recipes of PyTorch's documentation ----------------------------------------------------------------------
+
+
+def basic(loop: Loop) -> None:
+    for x in batches(4):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = loop.model(x).float().square().mean()
+        loop.scaler.scale(loss).backward()
+        loop.update()
+
+
+def clipping(loop: Loop) -> None:
+    for x in batches(4):
+        loop.backward(x)
+        loop.update(clip=True)
+
+
+def accumulation(loop: Loop) -> None:
+    for at, x in enumerate(batches(8)):
+        loop.scaler.scale(loop.loss(x) / 4).backward()
+        if at % 4 == 3:
+            loop.update(clip=True)
+
+
+def gradient_penalty(loop: Loop) -> None:
+    for x in batches(3):
+        loss = loop.loss(x)
+        scaled = torch.autograd.grad(loop.scaler.scale(loss), list(loop.model.parameters()), create_graph=True)
+        inverse = 1.0 / loop.scaler.get_scale()
+        norm = torch.stack([(each * inverse).square().sum() for each in scaled]).sum().sqrt()
+        loop.scaler.scale(loss + norm).backward()
+        loop.update(clip=True)
+
+
+def several_losses(loop: Loop) -> None:
+    for x in batches(3):
+        first, second = loop.loss(x), loop.loss(2 * x)
+        loop.scaler.scale(first).backward(retain_graph=True)
+        loop.scaler.scale(second).backward()
+        loop.update(clip=True)
+
+
+@pytest.mark.parametrize("recipe", [basic, clipping, accumulation, gradient_penalty, several_losses])
+def test_a_recipe_of_the_documentation_raises_no_alarm(recipe: Callable[[Loop], None], tmp_path: Path) -> None:
+    assert events_of(Loop(), recipe, tmp_path) == []
+
+
+def test_two_optimizers_unscaled_one_after_the_other_raise_no_alarm(tmp_path: Path) -> None:
+    models = Half(), Half()
+    optimizers = {name: OPTIMIZERS["SGD"](model.parameters()) for name, model in zip("ab", models, strict=True)}
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with tbnum.wrap(optimizers, scaler, logdir=tmp_path):
+        for x in batches(3):
+            for model, optimizer in zip(models, optimizers.values(), strict=True):
+                scaler.scale(model(x).square().mean()).backward()
+                scaler.unscale_(optimizer)  # the second backward comes after the first unscale_
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            for optimizer in optimizers.values():
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+            scaler.update()
+    (run,) = tbnum.read(tmp_path).values()
+    assert run.events == []
+
+
+# -- and each mistake ----------------------------------------------------------------------------------------------
+
+
+def clip_before_unscale(loop: Loop) -> None:
+    for x in batches(3):
+        loop.backward(x)
+        nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1)
+        loop.update()
+
+
+def backward_under_autocast(loop: Loop) -> None:
+    for x in batches(3):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loop.backward(x)
+        loop.update()
+
+
+def update_missing(loop: Loop) -> None:
+    for x in batches(2):
+        loop.backward(x)
+        loop.scaler.step(loop.optimizer)  # at the second time torch raises
+
+
+def step_bypassed_scaler(loop: Loop) -> None:
+    for x in batches(3):
+        loop.backward(x)
+        loop.optimizer.step()
+
+
+def loss_low_precision(loop: Loop) -> None:
+    for x in batches(3):
+        loop.scaler.scale(loop.loss(x).half()).backward()
+        loop.update()
+
+
+def unscale_in_accumulation(loop: Loop) -> None:
+    for _ in range(2):
+        first, second = batches(2)
+        loop.backward(first)
+        loop.scaler.unscale_(loop.optimizer)
+        loop.backward(second)
+        loop.update()
+
+
+def loss_not_scaled(loop: Loop) -> None:
+    clipping(loop)
+    for x in batches(2):
+        loop.loss(x).backward()
+        loop.update(clip=True)
+
+
+def no_gradients(loop: Loop) -> None:
+    loop.scaler.scale(torch.ones(1, requires_grad=True).sum()).backward()
+    loop.scaler.step(loop.optimizer)
+
+
+MISTAKES = [
+    clip_before_unscale,
+    backward_under_autocast,
+    update_missing,
+    step_bypassed_scaler,
+    loss_low_precision,
+    unscale_in_accumulation,
+    loss_not_scaled,
+    no_gradients,
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_event_that_names_its_place_and_the_remedy(
+    mistake: Callable[[Loop], None], tmp_path: Path
+) -> None:
+    def steps(loop: Loop) -> None:
+        try:
+            mistake(loop)
+        except (RuntimeError, AssertionError):
+            assert mistake in (update_missing, no_gradients)  # torch's own error, unchanged
+
+    (event,) = events_of(Loop(), steps, tmp_path)
+    assert event.kind == mistake.__name__
+    assert event.severity in ("warning", "error") and event.message and event.remedy
+    if mistake is not no_gradients:
+        assert event.data["where"].startswith("test_misuse.py:")
+
+
+def test_float16_parameters_are_named_beside_the_error_of_torch(tmp_path: Path) -> None:
+    def steps(loop: Loop) -> None:
+        loop.scaler.scale(loop.model(torch.ones(1, 2).half()).float().sum()).backward()
+        with pytest.raises(ValueError, match="FP16"):
+            loop.scaler.unscale_(loop.optimizer)
+
+    (event,) = events_of(Loop(nn.Linear(2, 1).half()), steps, tmp_path)
+    assert event.kind == "float16_gradients" and event.data["float16"] == 2
