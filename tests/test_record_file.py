@@ -114,7 +114,12 @@ def test_a_file_cut_anywhere_gives_the_whole_records_and_the_rest_once_it_is_the
         assert (tail.damage, tail.unfinished) == ([], 0)
 
 
-def test_a_bit_flipped_anywhere_costs_the_record_that_holds_it_and_no_other(file: Path) -> None:
+@pytest.mark.parametrize("block", [1, 40, 8 << 20])
+def test_a_bit_flipped_anywhere_costs_the_record_that_holds_it_and_no_other(
+    file: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(record_file, "BLOCK_BYTES", block)
+    monkeypatch.setattr(record_file, "_SCAN_BYTES", min(block + 12, 1 << 18))
     frames = [frame(record(text)) for text in "abcd"]
     size = len(frames[0])
     for at in range(4 * size):
@@ -130,7 +135,11 @@ def test_a_bit_flipped_anywhere_costs_the_record_that_holds_it_and_no_other(file
             assert (tail.damage, tail.unfinished) == ([], size)  # nothing follows: it may yet be completed
 
 
-def test_records_after_a_torn_one_are_found_inside_the_length_that_it_claims(file: Path) -> None:
+@pytest.mark.parametrize("block", [1, 100, 8 << 20])
+def test_records_after_a_torn_one_are_found_inside_the_length_that_it_claims(
+    file: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(record_file, "BLOCK_BYTES", block)
     torn = frame(record("x" * 100_000))[:500]
     written(file, frame(record("a")), torn, frame(record("b")), frame(record("c")))
     tail = RecordTail(file)

@@ -385,15 +385,14 @@ class _Steps:
 
     def append(self, rows: np.ndarray) -> None:
         """Appends packed rows. In blocks, for the rows of a block stay in the cache over its columns."""
-        self.provide(rows.dtype.names or (), len(rows))
+        names = rows.dtype.names or ()
+        self.provide(names, len(rows))
         for begin in range(0, len(rows), 4096):
             block = rows[begin : begin + 4096]
             at = self.count + begin
-            for name, values in self._columns.items():
-                if name in (rows.dtype.names or ()):
-                    values[at : at + len(block)] = block[name]
-                else:
-                    values[at : at + len(block)] = _unknown(values.dtype)
+            with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+                for name, values in self._columns.items():
+                    values[at : at + len(block)] = block[name] if name in names else _unknown(values.dtype)
         self.count += len(rows)
 
     def extend(self, other: _Steps, begin: int, end: int) -> None:
@@ -612,10 +611,13 @@ class _SessionFile:
         rows = np.frombuffer(b"".join(self._pending), self._dtypes[self._pending_layout])
         self._pending.clear()
         self._pending_bytes = 0
+        if (rows["step"] < 0).any():  # a flipped bit that went unseen, where data is not checked
+            rows = rows[rows["step"] >= 0]
         steps = rows["step"]
         breaks = np.flatnonzero(steps[1:] <= steps[:-1]) + 1
         for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
-            self._append(rows[begin:end])
+            if end > begin:
+                self._append(rows[begin:end])
 
     def _append(self, rows: np.ndarray) -> None:
         """Appends rows of increasing steps."""

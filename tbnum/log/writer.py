@@ -149,8 +149,8 @@ class LogWriter:
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Writes what is pending and that the session ended, and ends the thread. The second call does nothing."""
-        self._finish.detach()
         self._sink.finish(timeout)
+        self._finish.detach()  # not before: an interrupt while waiting leaves the rest to the end of the interpreter
 
 
 class _Sink:
@@ -281,7 +281,7 @@ class _Sink:
         if not self._active:
             return True
         self._warn()
-        if threading.current_thread() is self._thread:
+        if not self._works_elsewhere():
             self.drain()
             return True
         done = threading.Event()
@@ -291,17 +291,20 @@ class _Sink:
         return finished
 
     def finish(self, timeout: float | None) -> None:
-        if not self._active:
-            return
-        self._active = False
-        self.attention = 0
-        self._inbox.put(_STOP)
-        thread = self._thread
-        if thread is None or thread is threading.current_thread() or not thread.is_alive():
-            self.end()
+        if self._active:
+            self._active = False
+            self.attention = 0
+            self._inbox.put(_STOP)
+        if self._works_elsewhere():
+            assert self._thread is not None
+            self._thread.join(timeout)
         else:
-            thread.join(timeout)
+            self.end()
         self._warn()
+
+    def _works_elsewhere(self) -> bool:
+        """Whether there is a thread to wait for."""
+        return self._thread is not None and self._thread is not threading.current_thread() and self._thread.is_alive()
 
     def _nudge(self) -> None:
         """Has the thread write now."""
@@ -349,7 +352,9 @@ class _Sink:
             self._report_dropped()
 
     def end(self) -> None:
-        """Writes what is pending and that the session ended, and closes the file."""
+        """Writes what is pending and that the session ended, and closes the file; once."""
+        if self._descriptor is None:
+            return
         self.drain()
         with self._draining, self._writing:
             crashed = bool(self._totals.flags & ENDED_CRASH)
