@@ -185,7 +185,7 @@ export function indexOfStep(series, step) {
   return after > 0 && series.stepLast[after - 1] >= step ? after - 1 : -1;
 }
 
-const GUTTER = 76;
+const GUTTER = 82;
 const PADDING_RIGHT = 30;
 const LANE_HEIGHT = 20;
 const CROWDED_SHARE = 0.07; // of the width that bands of skipped steps may cover
@@ -323,11 +323,6 @@ export class Charts {
       });
       this.#describe(pane, data);
     });
-  }
-
-  /** Shows another interval of what is loaded. @param {[number, number]} view steps */
-  setView(view) {
-    if (this.model) this.show({ ...this.model, view });
   }
 
   /** The room has changed, or the panel has become visible. */
@@ -570,8 +565,9 @@ export class Charts {
   #selected(plot) {
     const { left, width } = plot.select;
     if (width < 2) return;
-    const [from, to] = [left, left + width].map((at) => this.xAxis.stepOf(plot.posToVal(at, "x")));
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    if (!plot.cursor.event) return; // the other charts only show what is selected in this one
+    const [from, to] = [left, left + width].map((at) => this.xAxis.stepOf(plot.posToVal(at, "x")));
     this.callbacks.zoom(from, to);
   }
 
@@ -759,7 +755,7 @@ export class Charts {
   #laneRow(lane, clusters, row, left, width) {
     const middle = row * LANE_HEIGHT + LANE_HEIGHT / 2 + 1;
     const group = svg("g", { class: `lane lane-${lane.kind.id}`, "data-lane": lane.kind.id, role: "group", "aria-label": counted(lane.steps.length, lane.kind.name, lane.kind.plural) });
-    const label = svg("text", { class: "lane-label", x: left - 16, y: middle + 4, "text-anchor": "end", "aria-hidden": "true" });
+    const label = svg("text", { class: "lane-label", x: 18, y: middle + 4, "aria-hidden": "true" });
     label.textContent = lane.kind.label;
     group.append(label, svg("line", { class: "lane-line", x1: left, x2: left + width, y1: middle, y2: middle }));
     for (const one of clusters) group.append(this.#laneMark(lane, one, left, middle));
@@ -778,7 +774,7 @@ export class Charts {
       : `${formatCount(one.count)} ${lane.kind.plural}, ${one.single ? `step ${formatCount(steps[0])}` : `steps ${formatCount(steps[0])} to ${formatCount(steps[1])}`}`;
     const mark = svg("g", {
       class: `mark lane-${lane.kind.id}${chosen ? " selected" : ""}`, role: "button", tabindex: -1, "aria-label": what,
-      transform: `translate(${(left + (one.count === 1 ? one.x : Math.max(one.x, pillWidth(one.count) / 2 - 12))).toFixed(1)} ${middle})`,
+      transform: `translate(${(left + one.x).toFixed(1)} ${middle})`,
       "data-key": `${lane.kind.id}:${steps[0]}`, "data-step": steps[0], "data-count": one.count, "data-kind": lane.kind.id,
     });
     if (one.count === 1) {

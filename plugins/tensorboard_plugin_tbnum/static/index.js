@@ -34,6 +34,7 @@ import {
  */
 
 const POLL_SECONDS = 2;
+const SCANNING_POLL_SECONDS = 0.5;
 const SLOWEST_POLL_SECONDS = 15;
 const EVENT_ZOOM_STEPS = 120;
 const SMALLEST_ZOOM_STEPS = 8;
@@ -86,6 +87,7 @@ class Panel {
     this.pollTimer = 0;
     this.polling = false;
     this.pollAgain = false;
+    this.wasVisible = false;
     this.failures = 0;
     /** @type {AbortController | null} */
     this.detailRequest = null;
@@ -119,7 +121,9 @@ class Panel {
       logLoss: (on) => { this.logLoss = on; remember("logLoss", on ? "yes" : "no"); this.#draw(); },
       optimizer: (index) => { this.optimizer = index; this.#reload(); },
     });
-    new ResizeObserver(() => this.#resized()).observe(this.chartRoot);
+    const sizes = new ResizeObserver(() => this.#resized());
+    sizes.observe(this.chartRoot);
+    sizes.observe(document.documentElement);
     document.addEventListener("visibilitychange", () => this.poll(true));
     document.addEventListener("keydown", (event) => this.#globalKey(event));
     setInterval(() => this.#showStatus(), 5000);
@@ -237,15 +241,12 @@ class Panel {
     this.polling = false;
     const running = this.table?.runs.some((run) => run.run === this.place.run && statusOf(run, Date.now() / 1000).state === "training");
     if (this.failures) this.pollSeconds = Math.min(SLOWEST_POLL_SECONDS, POLL_SECONDS * 1.5 ** (this.failures - 1));
-    else if (changed || running || this.table?.state === "scanning") this.pollSeconds = POLL_SECONDS;
+    else if (changed || running) this.pollSeconds = POLL_SECONDS;
     else this.pollSeconds = Math.min(SLOWEST_POLL_SECONDS, this.pollSeconds * 1.5);
-    if (this.table?.state === "scanning") this.pollSeconds = 0.4;
-    if (this.pollAgain) {
-      this.pollAgain = false;
-      this.pollSeconds = 0;
-    }
+    const wait = this.pollAgain ? 0 : !this.failures && this.table?.state === "scanning" ? SCANNING_POLL_SECONDS : this.pollSeconds;
+    this.pollAgain = false;
     clearTimeout(this.pollTimer);
-    this.pollTimer = setTimeout(() => this.poll(), this.pollSeconds * 1000);
+    this.pollTimer = setTimeout(() => this.poll(), wait * 1000);
   }
 
   #visible() {
@@ -257,7 +258,7 @@ class Panel {
     const before = this.table;
     const asked = this.place.run;
     // A run that the address names is fetched beside the table, not after it.
-    const early = asked !== null && this.loaded?.run !== asked ? this.#load(asked).catch(() => null) : null;
+    const early = asked !== null && before === null ? this.#load(asked).catch(() => null) : null;
     const table = await this.api.runs();
     await early;
     this.table = table;
@@ -705,10 +706,14 @@ class Panel {
   }
 
   #resized() {
-    if (!this.#visible()) return;
+    const visible = this.#visible();
+    const appeared = visible && !this.wasVisible;
+    this.wasVisible = visible;
+    if (!visible) return;
     this.charts?.resize();
-    if (!this.table || !this.loaded) this.poll(true);
+    if (!appeared) return;
     this.#keepPlace();
+    this.poll(true);
   }
 
   #showStatus() {

@@ -20,9 +20,11 @@ import { icon, LANES, laneOf } from "./marks.js";
 /** A list of which only the rows in sight exist, however long it is; a listbox by keyboard and for screen readers. */
 export class RowList {
   /**
-   * @param {{label: string, rowHeight: number, draw: (index: number, row: HTMLElement) => void, choose: (index: number) => void}} options
+   * @param {{label: string, rowHeight: number, key: (index: number) => unknown, draw: (index: number, row: HTMLElement) => void, choose: (index: number) => void}} options
+   *   `key`: a row whose key is the same as before is left as it is, so that nothing changes under a pointer
    */
-  constructor({ label, rowHeight, draw, choose }) {
+  constructor({ label, rowHeight, key, draw, choose }) {
+    this.key = key;
     this.rowHeight = rowHeight;
     this.draw = draw;
     this.choose = choose;
@@ -45,8 +47,8 @@ export class RowList {
     });
     new ResizeObserver(() => this.#resized()).observe(this.element);
     this.height = 0;
-    /** @type {[number, number]} */
-    this.rendered = [-1, -1];
+    /** @type {Map<number, {key: unknown, row: HTMLElement}>} */
+    this.drawn = new Map();
   }
 
   /** @param {number} count @param {number} chosen index, or -1 */
@@ -57,7 +59,6 @@ export class RowList {
     if (moved) this.active = chosen;
     if (this.active >= count) this.active = count - 1;
     this.inner.style.height = `${count * this.rowHeight}px`;
-    this.rendered = [-1, -1];
     if (moved && chosen >= 0) this.reveal(chosen);
     this.#render();
   }
@@ -84,25 +85,43 @@ export class RowList {
     const { scrollTop, clientHeight } = this.element;
     const first = Math.max(0, Math.floor(scrollTop / this.rowHeight) - 4);
     const last = Math.min(this.count, Math.ceil((scrollTop + clientHeight) / this.rowHeight) + 4);
-    if (first === this.rendered[0] && last === this.rendered[1]) return;
-    this.rendered = [first, last];
-    const rows = [];
-    for (let index = first; index < last; index++) {
-      const row = element("div", `row${index === this.chosen ? " chosen" : ""}${index === this.active ? " active" : ""}`);
-      row.dataset.index = String(index);
-      row.id = `${this.prefix}-${index}`;
-      row.style.transform = `translateY(${index * this.rowHeight}px)`;
-      row.style.height = `${this.rowHeight}px`;
-      row.setAttribute("role", "option");
-      row.setAttribute("aria-selected", String(index === this.chosen));
-      row.setAttribute("aria-setsize", String(this.count));
-      row.setAttribute("aria-posinset", String(index + 1));
-      this.draw(index, row);
-      rows.push(row);
+    for (const [index, { row }] of this.drawn) {
+      if (index >= first && index < last) continue;
+      row.remove();
+      this.drawn.delete(index);
     }
-    this.inner.replaceChildren(...rows);
+    /** @type {HTMLElement | null} */
+    let next = null;
+    for (let index = last - 1; index >= first; index--) {
+      const key = this.key(index);
+      const known = this.drawn.get(index);
+      let row = known?.row;
+      if (!row || known?.key !== key) {
+        row = element("div", "row");
+        this.draw(index, row);
+        if (known) known.row.replaceWith(row);
+        else this.inner.insertBefore(row, next);
+        this.drawn.set(index, { key, row });
+      }
+      this.#mark(row, index);
+      next = row;
+    }
     if (this.active >= first && this.active < last) this.element.setAttribute("aria-activedescendant", `${this.prefix}-${this.active}`);
     else this.element.removeAttribute("aria-activedescendant");
+  }
+
+  /** @param {HTMLElement} row @param {number} index */
+  #mark(row, index) {
+    row.classList.toggle("chosen", index === this.chosen);
+    row.classList.toggle("active", index === this.active);
+    row.dataset.index = String(index);
+    row.id = `${this.prefix}-${index}`;
+    row.style.transform = `translateY(${index * this.rowHeight}px)`;
+    row.style.height = `${this.rowHeight}px`;
+    row.setAttribute("role", "option");
+    row.setAttribute("aria-selected", String(index === this.chosen));
+    row.setAttribute("aria-setsize", String(this.count));
+    row.setAttribute("aria-posinset", String(index + 1));
   }
 
   /** @param {number} index */
@@ -119,7 +138,6 @@ export class RowList {
     if (event.key in moves) {
       event.preventDefault();
       this.active = Math.max(0, Math.min(this.count - 1, this.active + moves[event.key]));
-      this.rendered = [-1, -1];
       this.reveal(this.active);
       this.#render();
     } else if ((event.key === "Enter" || event.key === " ") && this.active >= 0) {
@@ -141,6 +159,7 @@ export class RunList {
     this.errors = element("div", "run-errors");
     this.list = new RowList({
       label: "Runs", rowHeight: 52,
+      key: (index) => `${JSON.stringify(this.shown[index])} ${statusOf(this.shown[index], Date.now() / 1000).text}`,
       draw: (index, row) => drawRun(this.shown[index], row),
       choose: (index) => choose(this.shown[index].run),
     });
@@ -210,6 +229,7 @@ export class EventList {
     this.nothing = element("p", "nothing");
     this.list = new RowList({
       label: "Events", rowHeight: 56,
+      key: (index) => this.shown[index],
       draw: (index, row) => drawEvent(this.shown[index], row),
       choose: (index) => choose(this.shown[index]),
     });

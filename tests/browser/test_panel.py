@@ -1,0 +1,395 @@
+"""What a person sees and does in the Numerics tab, in real TensorBoard and a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Route, expect
+
+from tests.browser import training
+from tests.browser.conftest import Panel, TensorBoard
+
+Serve = Callable[..., TensorBoard]
+Look = Callable[..., Panel]
+
+BUDGET_BYTES = 300_000
+BUDGET_MODULES = 8
+
+
+@pytest.fixture(scope="module")
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("logdir")
+    training.demo_like(root / "gpt" / "demo", start=training.START + 5e6)  # the one written to last
+    training.sparse_skips(root / "long")
+    training.diverging(root / "diverging")
+    return root
+
+
+@pytest.fixture(scope="module")
+def shared(logdir: Path) -> TensorBoard:
+    server = TensorBoard(logdir)
+    yield server
+    server.stop()
+
+
+def events_of(server: TensorBoard, run: str) -> list[dict]:
+    with urllib.request.urlopen(f"{server.url}data/plugin/tbnum/events?run={run}") as answer:
+        return json.load(answer)["events"]
+
+
+def step_of(panel: Panel) -> int:
+    """The step that the card at the cursor shows."""
+    return int((panel.frame.locator(".cursor-card strong").text_content() or "").removeprefix("Step ").replace(",", ""))
+
+
+def inked_colours(panel: Panel, chart: str) -> int:
+    """How many colours a chart's canvas shows; a blank one has one or two."""
+    return panel.frame.locator(f"[data-chart={chart}] canvas").evaluate(
+        """canvas => {
+            const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return new Set(new Uint32Array(data.buffer)).size;
+        }"""
+    )
+
+
+def test_the_run_written_to_last_is_drawn_with_its_curve_its_strips_and_its_marks(shared: TensorBoard, look: Look):
+    panel = look(shared).open().drawn()
+    expect(panel.frame.locator("h1")).to_have_text("gpt/demo")
+    expect(panel.frame.locator(".status")).to_have_text("ended")
+    for chart in ("loss", "scale", "norm"):
+        panel.wait_until(lambda chart=chart: inked_colours(panel, chart) > 20, f"ink on the chart {chart}")
+    lefts = panel.frame.locator(".plot .u-over").evaluate_all(
+        "plots => plots.map(plot => [plot.getBoundingClientRect().left, plot.clientWidth])"
+    )
+    assert lefts[0] == lefts[1] == lefts[2], "the charts share their x axis"
+    events = events_of(shared, "gpt/demo")
+    for kind in ("skip", "scale_backoff", "scale_growth", "annotation"):
+        lane = "note" if kind == "annotation" else kind
+        assert sum(count for _, count in panel.marks(lane)) == sum(event["kind"] == kind for event in events) > 0
+    expect(panel.frame.locator(".facts-line")).to_contain_text("1 bad batch")
+
+
+def test_seven_skips_among_fifty_thousand_steps_are_seven_marks(shared: TensorBoard, look: Look):
+    panel = look(shared).open("long").drawn()
+    expect(panel.frame.locator(".lanes .mark[data-kind=skip]")).to_have_count(7)
+    skips = [event["step"] for event in events_of(shared, "long") if event["kind"] == "skip"]
+    assert panel.marks("skip") == [(step, 1) for step in skips]
+    expect(panel.frame.locator(".on-curve .lane-skip")).to_have_count(7)
+
+
+def test_marks_that_crowd_are_counted_and_a_click_takes_them_apart(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    cluster = panel.frame.locator(".lanes .mark[data-kind=skip][data-count='7']")
+    expect(cluster).to_have_text("7")
+    cluster.click()
+    expect(panel.frame.locator(".lanes .mark[data-kind=skip]")).to_have_count(7)
+    assert panel.marks("skip") == [(step, 1) for step in range(7)]
+    panel.frame.get_by_role("button", name="Reset zoom").click()
+    expect(cluster).to_have_count(1)
+
+
+def test_a_click_on_an_event_zooms_to_it_marks_it_and_opens_its_card(shared: TensorBoard, look: Look):
+    panel = look(shared).open("long").drawn()
+    panel.frame.locator(".event-row[data-kind=skip][data-step='17863']").click()
+    expect(panel.frame.locator(".lanes .mark.selected")).to_have_attribute("data-step", "17863")
+    assert "p.tbnum.steps=17803-17923" in panel.address()
+    card = panel.frame.locator(".card")
+    expect(card.locator(".cause")).to_have_text("bad batch")
+    expect(card).to_contain_text("Step 17,863")
+    expect(card).to_contain_text("16,384 (2¹⁴) → 8,192 (2¹³)")
+    expect(card).to_contain_text("What to do")
+    expect(card.locator(".card-values")).to_contain_text("Learning rate")
+    expect(panel.frame.locator("[data-chart=loss] .key")).not_to_contain_text("min to max")
+
+    panel.page.keyboard.press("n")
+    expect(card).to_contain_text("Step 25,009")
+    panel.page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+
+
+def test_a_click_on_a_mark_selects_it_where_it_is(shared: TensorBoard, look: Look):
+    panel = look(shared).open("long").drawn()
+    panel.frame.locator(".on-curve .lane-skip").nth(2).click()
+    expect(panel.frame.locator(".card")).to_contain_text("Step 17,863")
+    expect(panel.frame.locator(".row.chosen.event-row")).to_have_attribute("data-step", "17863")
+    assert "p.tbnum.steps" not in panel.address()
+
+
+def test_the_cursor_shows_the_exact_values_of_its_step_also_where_the_curve_is_reduced(shared: TensorBoard, look: Look):
+    panel = look(shared).open("long").drawn()
+    plot = panel.frame.locator("[data-chart=loss] .u-over")
+    expect(panel.frame.locator("[data-chart=loss] .key")).to_contain_text("min to max of 64 steps")
+    plot.hover(position={"x": 200, "y": 60})
+    card = panel.frame.locator(".cursor-card")
+    expect(card).to_contain_text("Learning rate0.0003")
+    step = step_of(panel)
+    with urllib.request.urlopen(f"{shared.url}data/plugin/tbnum/step?run=long&step={step}") as answer:
+        loss = json.load(answer)["values"]["loss"]
+    expect(card).to_contain_text(f"Loss{loss:.6g}")
+    panel.page.mouse.move(5, 300)
+    expect(card).to_be_hidden()
+
+
+def test_dragging_zooms_all_charts_and_a_double_click_shows_everything_again(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    box = panel.frame.locator("[data-chart=norm] .u-over").bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    panel.page.mouse.move(box["x"] + box["width"] * 0.25, y)
+    panel.page.mouse.down()
+    panel.page.mouse.move(box["x"] + box["width"] * 0.5, y, steps=4)
+    panel.page.mouse.up()
+    panel.wait_until(lambda: "p.tbnum.steps" in panel.address(), "a zoom in the address")
+    start, end = map(int, re.search(r"steps=(\d+)-(\d+)", panel.address()).groups())  # type: ignore[union-attr]
+    assert 145 <= start <= 155
+    assert 295 <= end <= 305
+    for chart in ("loss", "scale", "norm"):
+        expect(panel.frame.locator(f"[data-chart={chart}] .plot")).to_have_attribute("aria-valuemin", str(start))
+    panel.frame.locator("[data-chart=loss] .u-over").dblclick(position={"x": 300, "y": 90})
+    panel.wait_until(lambda: "p.tbnum.steps" not in panel.address(), "no zoom in the address")
+
+
+def test_keys_move_the_cursor_step_by_step_and_say_its_values(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo", steps="400-430").drawn()
+    chart = panel.frame.locator("[data-chart=scale] .plot")
+    chart.focus()
+    chart.press("Home")
+    for _ in range(12):
+        chart.press("ArrowRight")
+    expect(chart).to_have_attribute("aria-valuenow", "412")
+    expect(chart).to_have_attribute("aria-valuetext", re.compile(r"Step 412, Loss 4\.6.*Gradient norm ∞.*Skipped yes"))
+    chart.press("+")
+    panel.wait_until(lambda: "steps=400-430" not in panel.address(), "a closer zoom")
+
+
+def test_the_legend_filters_marks_and_list(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    chip = panel.frame.locator(".chip[data-lane=scale_backoff]")
+    expect(panel.frame.locator(".events h2")).to_have_text("Events (54)")
+    chip.click()
+    expect(chip).to_have_attribute("aria-pressed", "false")
+    expect(panel.frame.locator(".lanes .lane-scale_backoff")).to_have_count(0)
+    expect(panel.frame.locator(".events h2")).to_have_text("Events (34 of 54)")
+    expect(panel.frame.locator(".event-row[data-kind=scale_backoff]")).to_have_count(0)
+    panel.frame.get_by_label("Filter events").fill("bad batch")
+    expect(panel.frame.locator(".event-row[data-kind=skip]")).to_have_count(1)
+
+
+def test_every_non_finite_loss_has_its_mark_and_a_stretch_of_them_one_row(shared: TensorBoard, look: Look):
+    panel = look(shared).open("diverging").drawn()
+    panel.wait_until(lambda: bool(panel.marks("nonfinite_loss")), "marks of non-finite losses")
+    assert sum(count for _, count in panel.marks("nonfinite_loss")) == 101
+    expect(panel.frame.locator(".event-row")).to_have_count(2)
+    expect(panel.frame.locator(".event-row").nth(1)).to_contain_text("100 steps in a row")
+
+
+def test_the_x_axis_shows_time_and_keeps_marks_on_their_steps(shared: TensorBoard, look: Look):
+    panel = look(shared).open("long").drawn()
+    panel.frame.get_by_role("button", name="Time", exact=True).click()
+    panel.wait_until(lambda: "p.tbnum.x=time" in panel.address(), "the axis in the address")
+    expect(panel.frame.locator(".lanes .mark[data-kind=skip]")).to_have_count(7)
+    plot = panel.frame.locator("[data-chart=loss] .u-over")
+    plot.hover(position={"x": 150, "y": 60})
+    # A step takes a quarter of a second.
+    step = step_of(panel)
+    clock = panel.frame.locator(".cursor-card header span").text_content() or ""
+    seconds = sum(int(part) * 60**power for power, part in enumerate(reversed(clock.split(":"))))
+    assert abs(step * 0.25 - seconds) <= 1
+
+
+def test_run_zoom_and_event_in_the_address_survive_a_reload(shared: TensorBoard, look: Look):
+    panel = look(shared).open().drawn()
+    panel.frame.get_by_role("option").filter(has_text="long").click()
+    expect(panel.frame.locator("h1")).to_have_text("long")
+    panel.frame.locator(".event-row[data-kind=skip][data-step='3571']").click()
+    panel.wait_until(lambda: "p.tbnum.event=3571.skip" in panel.address(), "the event in the address")
+    panel.page.reload()
+    panel.drawn()
+    expect(panel.frame.locator("h1")).to_have_text("long")
+    expect(panel.frame.locator(".card")).to_contain_text("Step 3,571")
+    expect(panel.frame.locator(".lanes .mark.selected")).to_have_attribute("data-step", "3571")
+    assert "p.tbnum.steps=3511-3631" in panel.address()
+
+
+def test_dark_mode_follows_tensorboards_own(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    body = panel.frame.locator("body")
+    expect(body).to_have_css("background-color", "rgb(255, 255, 255)")
+    panel.page.evaluate("document.body.classList.add('dark-mode')")
+    expect(body).to_have_css("background-color", "rgb(48, 48, 48)")
+    curve = """canvas => {
+        const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        for (let at = 0; at < data.length; at += 4)
+            if (data[at] === 0x8a && data[at + 1] === 0xb4 && data[at + 2] === 0xf8) return true;
+        return false;
+    }"""
+    canvas = panel.frame.locator("[data-chart=loss] canvas")
+    panel.wait_until(lambda: canvas.evaluate(curve), "a curve in the dark theme's colour")
+    panel.page.evaluate("document.body.classList.remove('dark-mode')")
+    expect(body).to_have_css("background-color", "rgb(255, 255, 255)")
+
+
+def test_a_narrow_window_keeps_everything_within_reach(shared: TensorBoard, look: Look):
+    panel = look(shared, width=480, height=860).open("gpt/demo").drawn()
+    overflow = panel.frame.locator("html").evaluate("root => root.scrollWidth - root.clientWidth")
+    assert overflow <= 0, "nothing sticks out sideways"
+    panel.frame.get_by_role("button", name="Runs").click()
+    panel.frame.get_by_role("option").filter(has_text="long").click()
+    expect(panel.frame.locator("h1")).to_have_text("long")
+    panel.frame.locator(".event-row").first.click()
+    expect(panel.frame.locator(".card")).to_be_visible()
+
+
+def test_the_tab_stays_within_its_budget_and_asks_no_one_else(shared: TensorBoard, look: Look):
+    panel = look(shared)
+    served: dict[str, int] = {}
+    asked: list[str] = []
+
+    def note(response) -> None:
+        if "/data/plugin/tbnum/static/" in response.url:
+            served[response.url] = len(response.body())
+
+    panel.page.on("request", lambda request: asked.append(request.url))
+    panel.page.on("requestfinished", lambda request: note(request.response()))
+    panel.open("gpt/demo").drawn()
+    panel.wait_until(lambda: sum(url.endswith(".js") for url in served) >= BUDGET_MODULES, "all modules")
+    assert sum(url.endswith(".js") for url in served) <= BUDGET_MODULES
+    assert sum(served.values()) <= BUDGET_BYTES, served
+    ours = [url for url in asked if url.startswith(("http:", "https:"))]
+    assert all(url.startswith(shared.url) for url in ours), "no third-party request"
+
+
+def test_a_name_with_markup_is_shown_as_text(tmp_path: Path, serve: Serve, look: Look):
+    name = "<img src=x onerror=document.title='broken'>"
+    with training.Recording(tmp_path / name, bad=[5], length=50) as run:
+        run.advance(50)
+        run.event("annotation", {"text": "<script>document.title='broken'</script><b>note</b>"})
+    panel = look(serve(tmp_path)).open().drawn()
+    expect(panel.frame.locator("h1")).to_have_text(name)
+    expect(panel.frame.locator(".run-text")).to_have_text(name)
+    panel.frame.locator(".event-row[data-kind=annotation]").click()
+    expect(panel.frame.locator(".card")).to_contain_text("<script>")
+    assert panel.frame.locator("img, script:not([type=module]), b").count() == 0
+    assert panel.frame.locator("html").evaluate("() => document.title") == "Numerics"
+
+
+def test_without_a_run_the_panel_says_where_it_looked_and_how_to_record_and_then_draws_the_first(
+    tmp_path: Path, serve: Serve, look: Look
+):
+    panel = look(serve(tmp_path)).open()
+    notice = panel.frame.locator(".notice")
+    expect(notice).to_contain_text(str(tmp_path))
+    expect(notice).to_contain_text("tbnum.wrap(optimizer, scaler, model=model")
+    with training.Recording(tmp_path / "first", length=50) as run:
+        run.advance(50)
+    panel.drawn()
+    expect(panel.frame.locator("h1")).to_have_text("first")
+    expect(panel.frame.locator(".events .nothing")).to_be_visible()
+
+
+def test_a_live_run_is_followed_without_a_reload(tmp_path: Path, serve: Serve, look: Look):
+    with training.Recording(tmp_path / "live", bad=[150], length=300, start=time.time() - 26) as run:
+        run.advance(100)
+        run.writer.flush()
+        panel = look(serve(tmp_path)).open("live").drawn()
+        panel.frame.locator("html").evaluate("root => { root.dataset.same = 'yes'; }")
+        chart = panel.frame.locator("[data-chart=loss] .plot")
+        expect(chart).to_have_attribute("aria-valuemax", "99")
+        expect(panel.frame.locator(".status")).to_have_text("training")
+        expect(panel.frame.locator(".lanes .mark")).to_have_count(0)
+
+        run.advance(100)
+        run.writer.flush()
+        written = time.monotonic()
+        expect(chart).to_have_attribute("aria-valuemax", "199")
+        assert time.monotonic() - written < 4, "new steps appear within four seconds"
+        expect(panel.frame.locator(".lanes .mark[data-kind=skip]")).to_have_attribute("data-step", "150")
+
+        # A view that a person chose stays; Follow moves it along.
+        panel.frame.locator(".event-row[data-kind=skip]").click()
+        expect(chart).to_have_attribute("aria-valuemin", "79")
+        run.advance(100)
+        run.writer.flush()
+        expect(panel.frame.locator(".facts-line")).to_contain_text("300 steps")
+        expect(chart).to_have_attribute("aria-valuemin", "79")
+        panel.frame.get_by_role("button", name="Follow").click()
+        expect(chart).to_have_attribute("aria-valuemax", "299")
+        run.advance(50)
+        run.writer.flush()
+        expect(chart).to_have_attribute("aria-valuemax", "349")
+        expect(panel.frame.locator("html")).to_have_attribute("data-same", "yes")
+    expect(panel.frame.locator(".status")).to_have_text("ended")
+
+
+def test_a_tab_that_opens_hidden_draws_when_it_is_shown(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    panel.page.evaluate(
+        """() => {
+            const frame = document.querySelector("iframe");
+            frame.style.display = "none";
+            frame.contentWindow.location.reload();
+        }"""
+    )
+    panel.wait_until(lambda: panel.frame.locator(".app").count() == 1, "the panel in its hidden frame")
+    assert panel.frame.locator(".u-over").count() == 0
+    panel.page.evaluate("document.querySelector('iframe').style.display = ''")
+    panel.drawn()
+    panel.wait_until(lambda: inked_colours(panel, "loss") > 20, "ink")
+
+
+def test_when_tensorboard_goes_away_the_panel_says_so_keeps_what_it_has_and_recovers(
+    tmp_path: Path, serve: Serve, look: Look
+):
+    with training.Recording(tmp_path / "live", length=300, start=time.time() - 25) as run:
+        run.advance(100)
+        run.writer.flush()
+        server = serve(tmp_path)
+        panel = look(server, trouble=True).open("live").drawn()
+        server.stop()
+        alert = panel.frame.locator(".alert")
+        expect(alert).to_contain_text("TensorBoard does not answer")
+        expect(panel.frame.locator(".status")).to_have_text("not connected")
+        expect(panel.frame.locator(".plot .u-over")).to_have_count(3)
+        run.advance(20)
+        run.writer.flush()
+        serve(tmp_path, port=server.port)
+        expect(alert).to_be_hidden()
+        expect(panel.frame.locator("[data-chart=loss] .plot")).to_have_attribute("aria-valuemax", "119")
+
+
+def test_a_front_end_that_was_not_built_says_how_to_build_it(shared: TensorBoard, look: Look):
+    panel = look(shared, trouble=True)
+    panel.page.route("**/vendor/uPlot.esm.js", lambda route: missing(route))
+    panel.open()
+    expect(panel.frame.locator(".notice")).to_contain_text("make frontend")
+    expect(panel.frame.locator(".notice")).to_contain_text("pip install .")
+
+
+def missing(route: Route) -> None:
+    route.fulfill(status=404, content_type="application/json", body='{"error": "no such file"}')
+
+
+def test_a_run_that_is_not_there_is_named(shared: TensorBoard, look: Look):
+    panel = look(shared, trouble=True).open("no/such run")
+    expect(panel.frame.locator(".notice")).to_contain_text("no run of the name no/such run")
+    panel.frame.get_by_role("option").filter(has_text="long").click()
+    panel.drawn()
+
+
+def test_an_unchanged_run_is_asked_for_ever_more_rarely(shared: TensorBoard, look: Look):
+    panel = look(shared)
+    panel.page.clock.install()
+    asked: list[str] = []
+    panel.page.on("request", lambda request: asked.append(request.url) if "/tbnum/runs" in request.url else None)
+    panel.open("long").drawn()
+    started = len(asked)
+    for _ in range(120):  # two minutes of the page's clock
+        panel.page.clock.run_for(1000)
+        panel.page.wait_for_timeout(20)
+    assert 4 <= len(asked) - started <= 20
