@@ -252,6 +252,7 @@ class ProgressBar:
 
     def __init__(self, first: int, total: int) -> None:
         self.first, self.total, self.start = first, total, time.monotonic()
+        self.printed = first
         self.live = sys.stdout.isatty()
         self.line = ""
 
@@ -265,7 +266,8 @@ class ProgressBar:
         )
         if self.live:
             self._write_over(self.line)
-        elif step % (self.total // 20 or 1) == 0 or step == self.total:
+        elif step - self.printed >= self.total / 20 or step == self.total:
+            self.printed = step
             print(self.line, flush=True)
 
     def note(self, text: str) -> None:
