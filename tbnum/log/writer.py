@@ -137,7 +137,7 @@ class LogWriter:
         self._sink.update_meta(changes)
 
     def submit(self, call: Callable[[], None]) -> bool:
-        """Runs `call` on the background thread, in order, with the next chunk or when 256 wait. About 0.2 us.
+        """Runs `call` on the background thread, in order, with the next chunk or when 256 wait. About 0.3 us.
 
         At most 4,096 wait: beyond that the answer is False, and the call is lost and counted.
         """
