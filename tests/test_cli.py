@@ -85,7 +85,7 @@ def test_report_tells_each_run_in_numbers_causes_events_and_findings(logdir: Pat
         "steps       120  (0 to 119)",
         "skipped     1  (0.83 %)",
         "loss        first 2.5   last 1.31   best 1.31 at step 119",
-        "loss scale  start 65536   last 32768   longest held 65536 (60 steps)",
+        "loss scale  start 2^16   last 2^15   longest held 2^16 (60 steps)",
         "clipping    max_norm 1   100 % of the steps clipped",
         "bad_batch                 1         60         60  a scale that had held overflowed",
         "step 60",
@@ -329,7 +329,7 @@ def test_tail_follows_a_live_run_until_it_is_closed(tmp_path: Path):
     )
     assert process.stdout is not None
     try:
-        assert process.stdout.readline() == "step 19  skipped 0 of 20  loss 2.5  scale 65536\n"
+        assert process.stdout.readline() == "step 19  skipped 0 of 20  loss 2.5  scale 2^16\n"
         recorder.step(loss=9.0, overflow=True)
         assert "warning  skip, bad_batch" in process.stdout.readline()
         recorder.log.close()

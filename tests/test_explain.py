@@ -91,7 +91,7 @@ def test_skips_before_the_first_unskipped_step_are_warm_up():
     events = skips(explain_run(loop.run()))
     assert [event.cause for event in events] == ["scale_warmup"] * 6
     assert {event.severity for event in events} == {"info"}
-    assert events[0].remedy == "Nothing to do: the scale settled at 16384 after 6 skips."
+    assert events[0].remedy == "Nothing to do: the scale settled at 2^14 after 6 skips."
 
 
 def test_a_skip_among_the_first_steps_does_not_send_anybody_to_the_data():
@@ -157,8 +157,8 @@ def test_a_bad_batch_tells_its_numbers_and_when_the_scale_was_back():
     (skip,) = skips(explain_run(loop.run()))
     assert (skip.cause, skip.severity) == ("bad_batch", "warning")
     assert skip.message == (
-        "The step was skipped: 3 of 12 gradients overflowed (head.weight, head.bias, ...) at a scale of 65536 that had "
-        "held for 30 steps; loss 4 against a recent median of 2.5; scale 65536 -> 32768, back after 50 steps."
+        "The step was skipped: 3 of 12 gradients overflowed (head.weight, head.bias, ...) at a scale of 2^16 that had "
+        "held for 30 steps; loss 4 against a recent median of 2.5; scale 2^16 -> 2^15, back after 50 steps."
     )
     assert "step 30" in skip.remedy
 
@@ -254,7 +254,7 @@ def test_two_optimizers_on_one_scaler_count_a_step_once():
     explained = skips(explain_run(FakeRun({}, events, {"first_step": 0})))
     assert [event.cause for event in explained] == ["scale_warmup"] * 6 + ["bad_batch"]
     assert "The step of critic was skipped" in explained[-1].message
-    assert "settled at 131072 after 3 skips" in explained[0].remedy
+    assert "settled at 2^17 after 3 skips" in explained[0].remedy
 
 
 def test_a_skip_whose_event_was_lost_is_told_from_the_columns():
@@ -269,7 +269,7 @@ def test_a_skip_whose_event_was_lost_is_told_from_the_columns():
         ("skip", 20, "bad_batch"),
         ("scale_backoff", 20, None),
     ]
-    assert "65536 -> 32768" in events[0].message
+    assert "2^16 -> 2^15" in events[0].message
 
 
 def test_events_stand_alone_when_the_steps_never_reached_the_disk():
@@ -288,7 +288,7 @@ def test_always_nan_loss_collapses_the_scale_once_and_shows_the_true_scale():
     events = explain_run(loop.run())
     (collapse,) = [event for event in events if event.kind == "scale_collapse"]
     assert (collapse.step, collapse.severity, collapse.cause) == (9, "error", "forward_nonfinite")
-    assert "from 65536 to 1.16e-10 (2^-33) over 49 skipped steps in a row" in collapse.message
+    assert "from 2^16 to 1.16e-10 (2^-33) over 49 skipped steps in a row" in collapse.message
     assert {event.cause for event in skips(events)} == {"forward_nonfinite"}
     assert events.index(collapse) == 1 + [e.step for e in events].index(9)
 
@@ -397,7 +397,7 @@ def test_misuse_names_the_place_and_the_fix():
     where = "train.py:41"
     data = {"where": where, "max_norm": 1.0, "loss_scale": 65536.0}
     (event,) = explain_run(FakeRun({}, [Event(3, 0.0, "clip_before_unscale", data=data)]))
-    assert where in event.message and "65536" in event.message
+    assert where in event.message and "2^16" in event.message
     assert "unscale_" in event.remedy
 
 
@@ -455,7 +455,7 @@ def test_unseen_clipping_makes_no_finding():
 @pytest.mark.parametrize(
     ("scale", "text"),
     [
-        (65536.0, "65536"),
+        (65536.0, "2^16"),
         (1.0, "1"),
         (2.0**32, "2^32"),
         (2.0**-10, "2^-10"),

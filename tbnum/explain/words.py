@@ -26,17 +26,17 @@ def number_text(value: float) -> str:
 
 
 def scale_text(scale: float) -> str:
-    """A loss scale: `65536`, `2^32`, `2^-10`, `1.16e-10 (2^-33)`, and the digits where it is no power of two."""
+    """A loss scale: `512`, `2^16`, `2^-10`, `1.16e-10 (2^-33)`, and the digits where it is no power of two."""
     if scale == 0:
         return "0 (underflowed)"  # float32 ends at 2^-149
     if not math.isfinite(scale) or scale < 0:
         return number_text(scale)
     mantissa, exponent = math.frexp(scale)
     power = exponent - 1 if mantissa == 0.5 else None
-    if scale >= 1 and scale.is_integer() and scale < 1e7:
-        return str(int(scale))
     if power is None:
         return f"{scale:.3g}" if scale < 1 else f"{scale:.7g}"
+    if 0 <= power < 10:
+        return str(int(scale))
     return f"2^{power}" if power >= -10 else f"{scale:.3g} (2^{power})"
 
 
