@@ -74,6 +74,7 @@ $(VENV)/created:
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		apt-get update -qq && apt-get install -qq -y python3-venv && "$(PYTHON)" -m venv --clear $(VENV); } || { \
 		echo "Python's venv module does not work here. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@python -m pip install --quiet 'setuptools>=77'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/created pyproject.toml setup.py constraints.txt package-lock.json
