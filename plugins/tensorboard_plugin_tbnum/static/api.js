@@ -1,52 +1,6 @@
-/**
- * The plugin's HTTP API: routes, the binary layout, and what went wrong. `http_api.md` beside the plugin describes both.
- *
- * @typedef {object} RunRow
- * @property {string} run
- * @property {number | null} steps
- * @property {number | null} first_step
- * @property {number | null} last_step
- * @property {number | null} skipped_steps
- * @property {number | null} last_loss_scale
- * @property {number | null} best_loss
- * @property {number | null} first_wall_time
- * @property {number | null} last_wall_time
- * @property {number | null} sessions
- * @property {string[] | null} optimizers
- * @property {string | null} ended
- * @property {number | null} problems
- *
- * @typedef {{state: string, logdir: string, frontend?: string, runs: RunRow[], errors: {run: string, reason: string}[]}} RunTable
- *
- * @typedef {{run: string, version: string, steps: number, columns: string[], meta: Record<string, any>, problems: string[]}} RunInfo
- *
- * @typedef {object} TbnumEvent
- * @property {number} step
- * @property {number} wall_time
- * @property {number | null} elapsed
- * @property {string} kind
- * @property {string} severity
- * @property {string | null} optimizer
- * @property {string | null} cause
- * @property {string} message
- * @property {string} remedy
- * @property {Record<string, any>} data
- *
- * @typedef {{run: string, version: string, step: number, values: Record<string, number | boolean | string | null>, events: TbnumEvent[]}} StepValues
- *
- * @typedef {Float64Array | Float32Array | Uint32Array} Values
- *
- * @typedef {object} Header
- * @property {string} run
- * @property {string} version
- * @property {number | null} from
- * @property {number | null} to
- * @property {number | null} first_step
- * @property {number | null} last_step
- * @property {number} steps
- * @property {number} [bucket_steps]
- * @property {{name: string, dtype: string, length: number, offset: number}[]} arrays
- */
+/** The plugin's HTTP API: routes, the binary layout, and what went wrong. `http_api.md` beside the plugin describes both. */
+
+/** @import { EventsAnswer, Header, Line, NonfiniteAnswer, RunInfo, RunTable, StepValues, Values } from "./types.js" */
 
 /** The server answered, and said no. */
 export class RouteError extends Error {
@@ -83,18 +37,6 @@ export function decodeArrays(buffer) {
   }
   return { header, arrays };
 }
-
-/**
- * One column in view. Exact: `last` holds the values as they are, and `min` and `max` are the same array.
- * Reduced: each entry stands for a bucket of steps.
- *
- * @typedef {object} Line
- * @property {Values} min finite minimum, NaN where there is none
- * @property {Values} max
- * @property {Values} last
- * @property {Uint32Array | null} nan measured NaNs in the bucket; null where values are exact
- * @property {Uint32Array | null} inf
- */
 
 /** Columns of a run over an interval of steps: as they are, or reduced to buckets that keep every extreme. */
 export class Series {
@@ -172,7 +114,7 @@ export class Api {
     return this.#get("run", [["run", run]], json);
   }
 
-  /** @param {string} run @returns {Promise<{version: string, events: TbnumEvent[]}>} */
+  /** @param {string} run @returns {Promise<EventsAnswer>} */
   events(run) {
     return this.#get("events", [["run", run]], async (response) => {
       const answer = await response.json();
@@ -198,7 +140,7 @@ export class Api {
 
   /**
    * @param {string} run @param {string} column
-   * @returns {Promise<{step: Float64Array, wallTime: Float64Array, value: Float32Array}>}
+   * @returns {Promise<NonfiniteAnswer>}
    */
   nonfinite(run, column) {
     return this.#get("nonfinite", [["run", run], ["column", column]], async (response) => {

@@ -12,36 +12,11 @@ import {
   counted, formatCount, formatNumber, formatScale,
   linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, stepLabels, timeLabels, timeTicks,
 } from "./format.js";
+import { button, element, svg } from "./host.js";
 import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
 
-/**
- * @typedef {import("./api.js").Series} Series
- * @typedef {import("./api.js").TbnumEvent} TbnumEvent
- * @typedef {import("./marks.js").Lane} Lane
- * @typedef {import("./marks.js").Cluster} Cluster
- * @typedef {import("uplot")} Plot
- * @typedef {typeof import("uplot")} PlotClass
- *
- * @typedef {object} LineSpec
- * @property {string} column
- * @property {string} label
- * @property {string} color name of a CSS variable
- * @property {number} width
- * @property {boolean} [smooth] whether the smoothing slider applies while values are exact; reduced, it applies to all plain lines
- * @property {"max"} [only] reduced, the maxima alone: a second band would only cloud the first
- * @property {boolean} [stepped]
- * @property {number[]} [dash]
- *
- * @typedef {object} ChartSpec
- * @property {string} id
- * @property {string} title
- * @property {"linear" | "log2" | "log10"} scale
- * @property {number} weight share of the height
- * @property {number} minHeight pixels of the plot
- * @property {boolean} [ofOptimizer] whether its columns are an optimizer's
- * @property {boolean} [canLog] whether the person may switch between linear and log10
- * @property {LineSpec[]} lines
- */
+/** @import { Series } from "./api.js" */
+/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Lane, Model, Pane, Plot, PlotBand, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
 
 /** @type {ChartSpec[]} */
 export const CHARTS = [
@@ -87,7 +62,7 @@ export function smoothed(values, weight) {
   });
 }
 
-/** @type {Record<ChartSpec["scale"], (value: number) => number | null>} */
+/** @type {Record<Scale, (value: number) => number | null>} */
 const ONTO_AXIS = {
   linear: (value) => (Number.isFinite(value) ? value : null),
   log2: (value) => (value > 0 && Number.isFinite(value) ? Math.log2(value) : null),
@@ -99,8 +74,8 @@ const ONTO_AXIS = {
  *
  * @param {ChartSpec} spec
  * @param {Series} series
- * @param {{scale: ChartSpec["scale"], prefix: string, smoothing: number, xOf: (step: number) => number}} options
- * @returns {{data: (number | null)[][], edge: {step: number[], infinite: boolean[]}}}
+ * @param {{scale: Scale, prefix: string, smoothing: number, xOf: (step: number) => number}} options
+ * @returns {{data: (number | null)[][], edge: Edge}}
  *   `edge`: where the first line was not finite
  */
 export function plotData(spec, series, { scale, prefix, smoothing, xOf }) {
@@ -127,7 +102,8 @@ export function plotData(spec, series, { scale, prefix, smoothing, xOf }) {
 
 /** @param {ChartSpec} spec @param {Series} series @param {string} prefix */
 function nonfiniteEdge(spec, series, prefix) {
-  const edge = { step: /** @type {number[]} */ ([]), infinite: /** @type {boolean[]} */ ([]) };
+  /** @type {Edge} */
+  const edge = { step: [], infinite: [] };
   const column = spec.ofOptimizer ? series.line(prefix + spec.lines[0].column) : null;
   if (!column) return edge;
   const measured = series.exact ? series.line(`${prefix}nonfinite_tensors`)?.last : null;
@@ -193,42 +169,8 @@ const X_TICKS_HEIGHT = 24;
 const X_LABEL_HEIGHT = 20;
 const X_AXIS_HEIGHT = X_TICKS_HEIGHT + X_LABEL_HEIGHT;
 
-/**
- * @typedef {object} Model what the charts show
- * @property {Series} series of the interval in view, or more
- * @property {Series} overview of the whole run
- * @property {Lane[]} lanes
- * @property {Set<string>} hidden ids of lanes that the legend turned off
- * @property {[number, number]} view steps
- * @property {"step" | "time"} axis
- * @property {number} smoothing
- * @property {boolean} logLoss
- * @property {string} prefix of the optimizer that is shown
- * @property {TbnumEvent | null} selected
- *
- * @typedef {object} Callbacks
- * @property {(from: number, to: number) => void} zoom
- * @property {() => void} reset
- * @property {(event: TbnumEvent) => void} select
- * @property {(step: number | null) => void} hover
- * @property {(key: KeyboardEvent) => void} key pressed on a chart, and not the charts' own
- * @property {(on: boolean) => void} logLoss
- * @property {(index: number) => void} optimizer
- *
- * @typedef {object} Pane
- * @property {ChartSpec} spec
- * @property {HTMLElement} element
- * @property {HTMLElement} holder of the plot
- * @property {HTMLElement} summary
- * @property {HTMLElement} legend
- * @property {Plot | null} plot
- * @property {boolean} empty whether nothing finite is in view
- * @property {{step: number[], infinite: boolean[]}} edge
- * @property {SVGSVGElement} overlay
- */
-
 export class Charts {
-  /** @param {PlotClass} PlotClass @param {HTMLElement} root @param {Callbacks} callbacks */
+  /** @param {PlotClass} PlotClass @param {HTMLElement} root @param {ChartCallbacks} callbacks */
   constructor(PlotClass, root, callbacks) {
     this.PlotClass = PlotClass;
     this.root = root;
@@ -245,46 +187,38 @@ export class Charts {
     /** @type {{lane: Lane, clusters: Cluster[]}[]} */
     this.clusters = [];
     this.drawnMarks = "";
-    this.logButton = element("button", "small", "log");
-    this.logButton.type = "button";
-    this.logButton.title = "Logarithmic loss axis";
-    this.logButton.addEventListener("click", () => callbacks.logLoss(!this.model?.logLoss));
-    this.optimizerSelect = element("select", "small");
-    this.optimizerSelect.setAttribute("aria-label", "Optimizer whose gradient norm is shown");
-    this.optimizerSelect.addEventListener("change", () => callbacks.optimizer(this.optimizerSelect.selectedIndex));
-    this.optimizerSelect.hidden = true;
+    this.logButton = button("log", "Logarithmic loss axis", () => callbacks.logLoss(!this.model?.logLoss));
+    this.optimizerSelect = element("select", {
+      class: "small", hidden: true, "aria-label": "Optimizer whose gradient norm is shown",
+      onchange: () => callbacks.optimizer(this.optimizerSelect.selectedIndex),
+    });
     /** @type {Pane[]} */
     this.panes = CHARTS.map((spec) => this.#pane(spec));
     root.append(...this.panes.map((pane) => pane.element));
     this.lanes.addEventListener("keydown", (event) => this.#moveFocus(event));
   }
 
+  /** The model, once there is one. */
+  get shown() {
+    return /** @type {Model} */ (this.model);
+  }
+
   /** @param {ChartSpec} spec @returns {Pane} */
   #pane(spec) {
-    const pane = element("section", "chart");
-    pane.dataset.chart = spec.id;
-    const head = element("header", "chart-head");
-    const title = element("h2", "", spec.title);
     const legend = element("ul", "key");
     const tools = element("div", "chart-tools");
-    head.append(title, legend, tools);
-    pane.append(head);
-    if (spec.id === "loss") pane.append(this.lanes);
     if (spec.canLog) tools.append(this.logButton);
     if (spec.ofOptimizer) tools.append(this.optimizerSelect);
-
-    const holder = element("div", "plot");
-    holder.tabIndex = 0;
-    holder.setAttribute("role", "slider");
-    holder.setAttribute("aria-label", `${spec.title}: cursor`);
-    holder.setAttribute("aria-valuemin", "0");
-    holder.setAttribute("aria-valuemax", "0");
-    holder.setAttribute("aria-valuenow", "0");
-    const summary = element("p", "visually-hidden");
-    summary.id = `summary-${spec.id}`;
-    holder.setAttribute("aria-describedby", summary.id);
-    holder.addEventListener("keydown", (event) => this.callbacks.key(event));
-    pane.append(holder, summary);
+    const summary = element("p", { class: "visually-hidden", id: `summary-${spec.id}` });
+    const holder = element("div", {
+      class: "plot", tabindex: 0, role: "slider", "aria-label": `${spec.title}: cursor`, "aria-describedby": summary.id,
+      "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0, onkeydown: (/** @type {KeyboardEvent} */ event) => this.callbacks.key(event),
+    });
+    const pane = element(
+      "section", { class: "chart", "data-chart": spec.id },
+      element("header", "chart-head", element("h2", {}, spec.title), legend, tools),
+      ...(spec.id === "loss" ? [this.lanes] : []), holder, summary,
+    );
     const overlay = svg("svg", { class: "on-curve", "aria-hidden": "true" });
     return { spec, element: pane, holder, summary, legend, plot: null, empty: false, edge: { step: [], infinite: [] }, overlay };
   }
@@ -292,7 +226,7 @@ export class Charts {
   /** Names in the select of optimizers; hidden where there is one. @param {string[]} names @param {number} chosen */
   setOptimizers(names, chosen) {
     this.optimizerSelect.hidden = names.length < 2;
-    this.optimizerSelect.replaceChildren(...names.map((name) => element("option", "", name)));
+    this.optimizerSelect.replaceChildren(...names.map((name) => element("option", {}, name)));
     this.optimizerSelect.selectedIndex = chosen;
   }
 
@@ -371,14 +305,14 @@ export class Charts {
     this.colors = Object.fromEntries(names.map((name) => [name, read(name)]));
   }
 
-  /** @param {ChartSpec} spec @returns {ChartSpec["scale"]} */
+  /** @param {ChartSpec} spec @returns {Scale} */
   #scaleOf(spec) {
     return spec.canLog && this.model?.logLoss ? "log10" : spec.scale;
   }
 
   /** @returns {[number, number]} */
   #xRange() {
-    const { view } = /** @type {Model} */ (this.model);
+    const { view } = this.shown;
     const [min, max] = [this.xAxis.xOf(view[0]), this.xAxis.xOf(view[1])];
     return max > min ? [min, max] : [min - 0.5, max + 0.5];
   }
@@ -406,15 +340,15 @@ export class Charts {
     const faint = (/** @type {string} */ name, /** @type {number} */ alpha) => () => withAlpha(this.colors[name], alpha);
     const stepped = this.PlotClass.paths.stepped?.({ align: 1 });
 
-    /** @type {import("uplot").Series[]} */
+    /** @type {PlotSeries[]} */
     const series = [{}];
-    /** @type {import("uplot").Band[]} */
+    /** @type {PlotBand[]} */
     const bands = [];
     for (const line of spec.lines) {
       const edge = { stroke: faint(line.color, 0.45), width: 1, points: { show: false } };
       series.push(edge, { ...edge });
       bands.push({ series: [series.length - 2, series.length - 1], fill: faint(line.color, 0.2) });
-      /** @type {import("uplot").Series} */
+      /** @type {PlotSeries} */
       const drawn = {
         stroke: color(line.color), width: line.width, dash: line.dash,
         paths: line.stepped ? stepped : undefined,
@@ -425,7 +359,7 @@ export class Charts {
     }
 
     const axis = { stroke: color("--text-2"), font: `11px ${FONT}`, labelFont: `11px ${FONT}` };
-    /** @type {import("uplot").Options} */
+    /** @type {PlotOptions} */
     const options = {
       ...size,
       padding: [8, PADDING_RIGHT, last ? 0 : 4, 0],
@@ -546,7 +480,7 @@ export class Charts {
 
   /** @param {Plot} plot @param {number} left */
   #stepAt(plot, left) {
-    const { view } = /** @type {Model} */ (this.model);
+    const { view } = this.shown;
     const step = Math.round(this.xAxis.stepOf(plot.posToVal(left, "x")));
     return Math.max(Math.ceil(view[0]), Math.min(Math.floor(view[1]), step));
   }
@@ -649,7 +583,7 @@ export class Charts {
     ctx.fillStyle = ctx.strokeStyle = this.colors["--nonfinite"];
     ctx.lineWidth = 1.5 * ratio;
     let drawnTo = -Infinity;
-    for (let index = lowerBound(pane.edge.step, /** @type {Model} */ (this.model).view[0]); index < pane.edge.step.length; index++) {
+    for (let index = lowerBound(pane.edge.step, this.shown.view[0]); index < pane.edge.step.length; index++) {
       const x = bbox.left + ((this.xAxis.xOf(pane.edge.step[index]) - min) / (max - min)) * bbox.width;
       if (x > bbox.left + bbox.width + 1) break;
       if (x < drawnTo + size) continue;
@@ -675,7 +609,7 @@ export class Charts {
 
   /** @param {Plot} plot @param {Pane} pane */
   #drawNothing({ ctx, bbox }, { spec }) {
-    const { series, prefix } = /** @type {Model} */ (this.model);
+    const { series, prefix } = this.shown;
     const recorded = spec.lines.some((line) => series.line((spec.ofOptimizer ? prefix : "") + line.column)?.last.some(Number.isFinite));
     ctx.save();
     ctx.fillStyle = this.colors["--text-2"];
@@ -689,7 +623,7 @@ export class Charts {
   // ---- Marks
 
   #shownLanes() {
-    const { lanes, hidden } = /** @type {Model} */ (this.model);
+    const { lanes, hidden } = this.shown;
     return lanes.filter((lane) => !hidden.has(lane.kind.id));
   }
 
@@ -700,7 +634,7 @@ export class Charts {
   }
 
   #drawMarks() {
-    const model = /** @type {Model} */ (this.model);
+    const model = this.shown;
     const { plot, overlay } = this.panes[0];
     if (!plot) return;
     const width = plot.over.clientWidth;
@@ -730,8 +664,10 @@ export class Charts {
       const { lane: source } = this.clusters[lane];
       const event = eventAt(source, placed.first);
       const y = this.#curveY(plot, source, placed.first);
-      const mark = svg("g", { class: `mark lane-${source.kind.id}${event === model.selected ? " selected" : ""}`, transform: `translate(${placed.x.toFixed(1)} ${y.toFixed(1)})` });
-      mark.append(svg("circle", { class: "halo", r: 10 }), svg("circle", { class: "hit", r: 12 }), glyph(source.kind));
+      const mark = svg(
+        "g", { class: `mark lane-${source.kind.id}${event === model.selected ? " selected" : ""}`, transform: `translate(${placed.x.toFixed(1)} ${y.toFixed(1)})` },
+        svg("circle", { class: "halo", r: 10 }), svg("circle", { class: "hit", r: 12 }), glyph(source.kind),
+      );
       this.#wire(mark, source, placed);
       return mark;
     }));
@@ -739,7 +675,7 @@ export class Charts {
 
   /** Where on the loss curve an event stands; at the upper edge where the loss was not finite. @param {Plot} plot @param {Lane} lane @param {number} index */
   #curveY(plot, lane, index) {
-    const { series } = /** @type {Model} */ (this.model);
+    const { series } = this.shown;
     const step = lane.steps[index];
     const at = indexOfStep(series, step);
     const line = series.line("loss");
@@ -754,18 +690,18 @@ export class Charts {
   /** @param {Lane} lane @param {Cluster[]} clusters @param {number} row @param {number} left @param {number} width */
   #laneRow(lane, clusters, row, left, width) {
     const middle = row * LANE_HEIGHT + LANE_HEIGHT / 2 + 1;
-    const group = svg("g", { class: `lane lane-${lane.kind.id}`, "data-lane": lane.kind.id, role: "group", "aria-label": counted(lane.steps.length, lane.kind.name, lane.kind.plural) });
-    const label = svg("text", { class: "lane-label", x: 18, y: middle + 4, "aria-hidden": "true" });
-    label.textContent = lane.kind.label;
-    group.append(label, svg("line", { class: "lane-line", x1: left, x2: left + width, y1: middle, y2: middle }));
-    for (const one of clusters) group.append(this.#laneMark(lane, one, left, middle));
-    return group;
+    return svg(
+      "g", { class: `lane lane-${lane.kind.id}`, "data-lane": lane.kind.id, role: "group", "aria-label": counted(lane.steps.length, lane.kind.name, lane.kind.plural) },
+      svg("text", { class: "lane-label", x: 18, y: middle + 4, "aria-hidden": "true" }, lane.kind.label),
+      svg("line", { class: "lane-line", x1: left, x2: left + width, y1: middle, y2: middle }),
+      ...clusters.map((one) => this.#laneMark(lane, one, left, middle)),
+    );
   }
 
   /** @param {Lane} lane @param {Cluster} one @param {number} left @param {number} middle */
   #laneMark(lane, one, left, middle) {
     const event = eventAt(lane, one.first);
-    const { selected } = /** @type {Model} */ (this.model);
+    const { selected } = this.shown;
     const steps = [lane.steps[one.first], lane.steps[one.first + one.count - 1]];
     const chosen = one.single ? event === selected
       : selected && selected.step <= steps[1] && (selected.data.last_step ?? selected.step) >= steps[0] && lane.events.includes(selected);
@@ -781,10 +717,10 @@ export class Charts {
       mark.append(svg("circle", { class: "halo", r: 9 }), svg("rect", { class: "hit", x: -8, y: -LANE_HEIGHT / 2, width: 16, height: LANE_HEIGHT }), glyph(lane.kind));
     } else {
       const width = pillWidth(one.count);
-      const pill = svg("rect", { class: "pill", x: -width / 2, y: -8, width, height: 16, rx: 8 });
-      const count = svg("text", { class: "pill-count", y: 3.8, "text-anchor": "middle" });
-      count.textContent = formatCount(one.count);
-      mark.append(pill, count);
+      mark.append(
+        svg("rect", { class: "pill", x: -width / 2, y: -8, width, height: 16, rx: 8 }),
+        svg("text", { class: "pill-count", y: 3.8, "text-anchor": "middle" }, formatCount(one.count)),
+      );
     }
     this.#wire(mark, lane, one);
     return mark;
@@ -844,7 +780,7 @@ export class Charts {
   /** @param {Pane} pane @param {(number | null)[][]} data */
   #describe(pane, data) {
     const { spec, holder, legend, summary } = pane;
-    const model = /** @type {Model} */ (this.model);
+    const model = this.shown;
     const [from, to] = [Math.ceil(model.view[0]), Math.floor(model.view[1])];
     holder.setAttribute("aria-valuemin", String(from));
     holder.setAttribute("aria-valuemax", String(to));
@@ -867,7 +803,7 @@ export class Charts {
 
   /** @param {Pane} pane @param {(number | null)[][]} data @param {number} from @param {number} to */
   #summary({ spec }, data, from, to) {
-    const model = /** @type {Model} */ (this.model);
+    const model = this.shown;
     const format = spec.scale === "log2" ? formatScale : formatNumber;
     const where = `${spec.title}, steps ${formatCount(from)} to ${formatCount(to)}`;
     const line = model.series.line((spec.ofOptimizer ? model.prefix : "") + spec.lines[0].column);
@@ -923,40 +859,10 @@ function isolated(plot, at, all) {
 
 /** @param {string} label @param {string} shape @param {string} color @param {string} [more] class */
 function legendItem(label, shape, color, more = "") {
-  const item = element("li", more);
-  if (shape) {
-    const swatch = element("span", `swatch ${shape}`);
-    swatch.style.setProperty("--color", color);
-    item.append(swatch);
-  }
-  item.append(label);
-  return item;
+  return element("li", more, ...(shape ? [element("span", { class: `swatch ${shape}`, style: `--color: ${color}` })] : []), label);
 }
 
 /** @param {string} color #rrggbb @param {number} alpha */
 function withAlpha(color, alpha) {
   return color + Math.round(alpha * 255).toString(16).padStart(2, "0");
-}
-
-/**
- * @template {keyof HTMLElementTagNameMap} T
- * @param {T} tag @param {string} [classes] @param {string} [text]
- * @returns {HTMLElementTagNameMap[T]}
- */
-export function element(tag, classes = "", text = "") {
-  const made = document.createElement(tag);
-  if (classes) made.className = classes;
-  if (text) made.textContent = text;
-  return made;
-}
-
-/**
- * @template {keyof SVGElementTagNameMap} T
- * @param {T} tag @param {Record<string, string | number>} attributes
- * @returns {SVGElementTagNameMap[T]}
- */
-function svg(tag, attributes) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-  return made;
 }

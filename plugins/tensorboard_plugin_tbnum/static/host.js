@@ -1,18 +1,12 @@
 /**
- * The page around the panel: TensorBoard's address, its dark mode, its reload button, and the browser's memory.
+ * The page around the panel: TensorBoard's address, its dark mode, its reload button, the browser's memory; and the
+ * making of elements in ours.
  *
  * The panel lives in a frame of TensorBoard's page. Where that page cannot be reached (a notebook on another
  * origin) each of these falls back or does nothing; the panel works all the same.
  */
 
-/**
- * What an address tells of the panel.
- * @typedef {object} Place
- * @property {string | null} run
- * @property {[number, number] | null} zoom steps, inclusive; null: the whole run
- * @property {"step" | "time"} axis
- * @property {{step: number, kind: string} | null} event the selected one
- */
+/** @import { Place } from "./types.js" */
 
 const PREFIX = "p.tbnum.";
 const TAB = "tbnum";
@@ -173,4 +167,39 @@ export function remember(name, value) {
   } catch {
     // Frames on another site have no storage.
   }
+}
+
+/**
+ * An element with its class, or with attributes and handlers (`onclick`), and its content. A text becomes text.
+ *
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag @param {string | Record<string, any>} [attributes] @param {...(string | Node)} content
+ * @returns {HTMLElementTagNameMap[T]}
+ */
+export function element(tag, attributes = {}, ...content) {
+  return filled(document.createElement(tag), typeof attributes === "string" ? { class: attributes } : attributes, content);
+}
+
+/**
+ * @template {keyof SVGElementTagNameMap} T
+ * @param {T} tag @param {Record<string, any>} [attributes] @param {...(string | Node)} content
+ * @returns {SVGElementTagNameMap[T]}
+ */
+export function svg(tag, attributes = {}, ...content) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, content);
+}
+
+/** @template {Element} E @param {E} made @param {Record<string, any>} attributes @param {(string | Node)[]} content @returns {E} */
+function filled(made, attributes, content) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made.addEventListener(name.slice(2), value);
+    else if (value !== "" && value !== false) made.setAttribute(name, value === true ? "" : String(value));
+  }
+  made.append(...content.filter((part) => part !== ""));
+  return made;
+}
+
+/** @param {string} label @param {string} title @param {() => void} press */
+export function button(label, title, press) {
+  return element("button", { class: "small", type: "button", title, onclick: press }, label);
 }

@@ -5,33 +5,16 @@
  */
 
 import { Api, RouteError, Unreachable } from "./api.js";
-import { Charts, TimeAxis, element, indexOfStep, neededColumns } from "./charts.js";
+import { Charts, TimeAxis, indexOfStep, neededColumns } from "./charts.js";
 import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, statusOf } from "./format.js";
-import { followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
+import { button, element, followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
 import { buildLanes, laneOf, lowerBound } from "./marks.js";
 import {
   CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventsAt, listedEvents, notBuilt, problemState, runTitle, skipSummary,
 } from "./view.js";
 
-/**
- * @typedef {import("./api.js").RunTable} RunTable
- * @typedef {import("./api.js").RunRow} RunRow
- * @typedef {import("./api.js").RunInfo} RunInfo
- * @typedef {import("./api.js").Series} Series
- * @typedef {import("./api.js").StepValues} StepValues
- * @typedef {import("./api.js").TbnumEvent} TbnumEvent
- * @typedef {import("./marks.js").Lane} Lane
- *
- * @typedef {object} Loaded what is known of the chosen run
- * @property {string} run
- * @property {RunInfo} info
- * @property {Series} overview of all steps
- * @property {Series | null} detail of the interval in view and a margin around it
- * @property {unknown} eventsAnswer
- * @property {unknown} nonfiniteAnswer
- * @property {TbnumEvent[]} events as the server gave them
- * @property {Lane[]} lanes
- */
+/** @import { Series } from "./api.js" */
+/** @import { Loaded, Place, RunInfo, RunRow, RunTable, StepValues, TbnumEvent } from "./types.js" */
 
 const POLL_SECONDS = 2;
 const SCANNING_POLL_SECONDS = 0.5;
@@ -52,12 +35,8 @@ export async function render() {
 /** @param {string} path beside this module @returns {Promise<void>} resolved when it applies, or cannot be had */
 function stylesheet(path) {
   return new Promise((resolve) => {
-    const link = element("link");
-    link.rel = "stylesheet";
-    link.href = new URL(path, import.meta.url).href;
-    link.addEventListener("load", () => resolve());
-    link.addEventListener("error", () => resolve());
-    document.head.append(link);
+    const href = new URL(path, import.meta.url).href;
+    document.head.append(element("link", { rel: "stylesheet", href, onload: () => resolve(), onerror: () => resolve() }));
   });
 }
 
@@ -66,7 +45,7 @@ class Panel {
   constructor(body, library) {
     this.library = library;
     this.api = new Api();
-    /** @type {import("./host.js").Place} */
+    /** @type {Place} */
     this.place = nowhere();
     /** @type {RunTable | null} */
     this.table = null;
@@ -133,27 +112,27 @@ class Panel {
   // ---- The page
 
   app = element("div", "app");
-  alert = element("div", "alert");
-  stage = element("main", "stage");
-  name = element("h1", "");
+  alert = element("div", { class: "alert", role: "alert", hidden: true });
+  stage = element("main", { class: "stage", "aria-label": "Numerics of a run" });
+  name = element("h1", {}, "Numerics");
   status = element("span", "status");
   facts = element("p", "facts-line");
-  problems = element("details", "problems");
+  problems = element("details", { class: "problems", hidden: true });
   content = element("div", "content");
   chartRoot = element("div", "charts");
   message = element("div", "message");
-  live = element("p", "visually-hidden");
-  runsButton = pushButton("Runs", "", () => this.#openRuns(!this.app.classList.contains("runs-open")));
-  followButton = pushButton("Follow", "Keep the newest step in view (F)", () => this.#toggleFollow());
-  resetButton = pushButton("Reset zoom", "Show all steps (double click, or 0)", () => this.resetZoom());
-  slider = element("input", "");
-  smoothingLabel = element("label", "smoothing");
-  smoothingValue = element("output", "");
+  live = element("p", { class: "visually-hidden", role: "status" });
+  runsButton = button("Runs", "", () => this.#openRuns(!this.app.classList.contains("runs-open")));
+  followButton = button("Follow", "Keep the newest step in view (F)", () => this.#toggleFollow());
+  resetButton = button("Reset zoom", "Show all steps (double click, or 0)", () => this.resetZoom());
+  slider = element("input", { type: "range", min: 0, max: 0.99, step: 0.01, oninput: () => this.#smooth(Number(this.slider.value)) });
+  smoothingValue = element("output");
+  smoothingLabel = element("label", "smoothing", "Smoothing", this.slider, this.smoothingValue);
   axisButtons = /** @type {["step", "time"]} */ (["step", "time"]).map((axis) => {
     const [label, title] = axis === "step" ? ["Step", "By step"] : ["Time", "By time since the first step"];
-    const button = pushButton(label, title, () => { this.place.axis = axis; this.#keepPlace(); this.#draw(); });
-    button.dataset.axis = axis;
-    return button;
+    const made = button(label, title, () => { this.place.axis = axis; this.#keepPlace(); this.#draw(); });
+    made.dataset.axis = axis;
+    return made;
   });
 
   runList = new RunList((run) => { this.#openRuns(false); this.chooseRun(run); });
@@ -164,27 +143,26 @@ class Panel {
 
   /** @param {HTMLElement} body */
   #build(body) {
-    this.alert.setAttribute("role", "alert");
-    this.alert.hidden = true;
-    this.stage.setAttribute("aria-label", "Numerics of a run");
     this.runsButton.classList.add("runs-button");
     this.runsButton.setAttribute("aria-expanded", "false");
-    const bar = element("header", "bar");
-    const heading = element("div", "heading");
-    const line = element("div", "heading-line");
-    line.append(this.name, this.status);
-    heading.append(line, this.facts);
-    bar.append(this.runsButton, heading, this.#tools());
-
-    this.problems.hidden = true;
-    const center = element("div", "center");
-    center.append(this.legend.element, this.chartRoot);
-    const side = element("aside", "side");
-    side.setAttribute("aria-label", "Events of the run");
-    side.append(this.card.element, this.eventList.element);
-    this.content.append(center, side);
-    this.live.setAttribute("role", "status");
-    this.stage.append(bar, this.problems, this.content, this.message, this.live);
+    this.slider.value = String(this.smoothing);
+    this.smoothingValue.textContent = this.smoothing.toFixed(2);
+    this.content.append(
+      element("div", "center", this.legend.element, this.chartRoot),
+      element("aside", { class: "side", "aria-label": "Events of the run" }, this.card.element, this.eventList.element),
+    );
+    this.stage.append(
+      element(
+        "header", "bar", this.runsButton,
+        element("div", "heading", element("div", "heading-line", this.name, this.status), this.facts),
+        element(
+          "div", "tools", this.smoothingLabel,
+          element("div", { class: "segmented", role: "group", "aria-label": "Horizontal axis" }, ...this.axisButtons),
+          this.followButton, this.resetButton,
+        ),
+      ),
+      this.problems, this.content, this.message, this.live,
+    );
     this.app.append(this.runList.element, this.stage);
     body.append(this.alert, this.app, this.cursorCard.element);
     this.chartRoot.addEventListener("pointermove", (event) => {
@@ -194,23 +172,12 @@ class Panel {
     this.#waiting("Loading …");
   }
 
-  #tools() {
-    const tools = element("div", "tools");
-    Object.assign(this.slider, { type: "range", min: "0", max: "0.99", step: "0.01", value: String(this.smoothing) });
+  /** @param {number} weight */
+  #smooth(weight) {
+    this.smoothing = clampSmoothing(weight);
     this.smoothingValue.textContent = this.smoothing.toFixed(2);
-    this.slider.addEventListener("input", () => {
-      this.smoothing = clampSmoothing(Number(this.slider.value));
-      this.smoothingValue.textContent = this.smoothing.toFixed(2);
-      remember("smoothing", String(this.smoothing));
-      this.#draw();
-    });
-    this.smoothingLabel.append("Smoothing", this.slider, this.smoothingValue);
-    const axis = element("div", "segmented");
-    axis.setAttribute("role", "group");
-    axis.setAttribute("aria-label", "Horizontal axis");
-    axis.append(...this.axisButtons);
-    tools.append(this.smoothingLabel, axis, this.followButton, this.resetButton);
-    return tools;
+    remember("smoothing", String(this.smoothing));
+    this.#draw();
   }
 
   /** On narrow windows the runs open over the charts. @param {boolean} open */
@@ -288,6 +255,7 @@ class Panel {
   #runIsGone(run, table) {
     const text = `${table.logdir} has no run of the name ${runTitle(run)}. It may have been moved or deleted.`;
     this.loaded = null;
+    this.#showStatus();
     this.#say(table.runs.length ? problemState("This run is not there", `${text} Choose another one.`) : emptyState(table.logdir, false));
   }
 
@@ -312,7 +280,7 @@ class Panel {
     const sameMarks = old && old.eventsAnswer === events && old.nonfiniteAnswer === nonfinite;
     this.loaded = {
       run, info, overview, detail: old?.detail ?? null, eventsAnswer: events, nonfiniteAnswer: nonfinite,
-      events: events.events, lanes: sameMarks ? old.lanes : buildLanes(events.events, nonfinite),
+      lanes: sameMarks ? old.lanes : buildLanes(events.events, nonfinite),
     };
     if (this.stepsVersion !== info.version) {
       this.stepsVersion = info.version;
@@ -370,7 +338,7 @@ class Panel {
       : `The server could not answer: ${error instanceof Error ? error.message : error}. Trying again.`;
     this.alert.hidden = false;
     if (this.alert.firstChild?.textContent !== text) {
-      this.alert.replaceChildren(element("span", "", text), pushButton("Try now", "", () => this.poll(true)));
+      this.alert.replaceChildren(element("span", {}, text), button("Try now", "", () => this.poll(true)));
     }
     if (!this.table) this.#say(problemState("Nothing to show yet", text));
     this.#showStatus();
@@ -403,7 +371,7 @@ class Panel {
     this.poll(true);
   }
 
-  /** @param {import("./host.js").Place} place */
+  /** @param {Place} place */
   #goTo(place) {
     if (place.run !== null && place.run !== this.place.run) {
       this.place = place;
@@ -718,7 +686,12 @@ class Panel {
 
   #showStatus() {
     const row = this.table?.runs.find((run) => run.run === this.place.run);
-    if (!row) return;
+    if (!row) {
+      this.name.textContent = this.place.run === null ? "Numerics" : runTitle(this.place.run);
+      for (const stale of [this.status, this.facts]) stale.textContent = "";
+      this.status.className = "";
+      return;
+    }
     const { state, text } = this.failures ? { state: "unknown", text: "not connected" } : statusOf(row, Date.now() / 1000);
     this.name.textContent = runTitle(row.run);
     this.name.title = runTitle(row.run);
@@ -727,7 +700,7 @@ class Panel {
     this.followButton.hidden = state === "ended" || state === "crashed";
     const { loaded } = this;
     if (!loaded) return;
-    const facts = [counted(loaded.overview.header.steps, "step"), skipSummary(loaded.events, loaded.overview.header.steps)];
+    const facts = [counted(loaded.overview.header.steps, "step"), skipSummary(loaded.eventsAnswer.events, loaded.overview.header.steps)];
     if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
     if (row.last_wall_time != null && row.first_wall_time != null) facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
     if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
@@ -739,9 +712,10 @@ class Panel {
   #showProblems(problems) {
     this.problems.hidden = problems.length === 0;
     if (!problems.length) return;
-    const list = element("ul");
-    list.append(...problems.slice(0, 100).map((problem) => element("li", "", problem)));
-    this.problems.replaceChildren(element("summary", "", `${counted(problems.length, "part")} of this log could not be read; what is sound is shown`), list);
+    this.problems.replaceChildren(
+      element("summary", {}, `${counted(problems.length, "part")} of this log could not be read; what is sound is shown`),
+      element("ul", {}, ...problems.slice(0, 100).map((problem) => element("li", {}, problem))),
+    );
   }
 
   /** Shows a message in place of the charts, or the charts again. @param {HTMLElement | null} message */
@@ -756,9 +730,7 @@ class Panel {
 
   /** @param {string} text */
   #waiting(text) {
-    const box = element("div", "notice waiting");
-    box.append(element("span", "spinner"), element("p", "", text));
-    this.#say(box);
+    this.#say(element("div", "notice waiting", element("span", "spinner"), element("p", {}, text)));
   }
 
   #keepPlace() {
@@ -781,15 +753,6 @@ function bucketText(series, step) {
   if (!Number.isFinite(loss.min[at])) return `${steps}, no finite loss`;
   const [low, high] = [loss.min[at], loss.max[at]].map((value) => formatNumber(Number(value.toPrecision(4))));
   return `${steps}, loss ${low} to ${high}`;
-}
-
-/** @param {string} label @param {string} title @param {() => void} press */
-function pushButton(label, title, press) {
-  const button = element("button", "small", label);
-  button.type = "button";
-  if (title) button.title = title;
-  button.addEventListener("click", press);
-  return button;
 }
 
 /** @param {number} value */

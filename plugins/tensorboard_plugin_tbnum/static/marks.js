@@ -1,34 +1,14 @@
 /**
  * Which marks there are, and where they go: lanes by kind, clusters where they crowd, places on the curve.
- * Pure but for `glyph`, which makes one SVG element.
+ * Pure but for `glyph` and `icon`, which make one SVG element.
  *
  * A lane holds the sorted x positions of all its events. What is drawn follows from binary searches over
  * them, so a drawing costs the width of the chart, not the number of events.
  */
 
-/**
- * @typedef {import("./api.js").TbnumEvent} TbnumEvent
- *
- * @typedef {object} LaneKind
- * @property {string} id
- * @property {string} label short, beside the lane
- * @property {string} name in a sentence: "3 scale growths"
- * @property {string} plural
- * @property {string[]} kinds event kinds that go here; the lane "finding" takes those that none names
- * @property {string} shape
- *
- * @typedef {object} Lane
- * @property {LaneKind} kind
- * @property {TbnumEvent[]} events in order of step; a non-finite loss stands for its whole stretch
- * @property {Float64Array} steps one entry a mark, sorted
- * @property {Float64Array | Uint32Array | null} owner index into `events` of each mark; null: they are the same
- *
- * @typedef {object} Cluster
- * @property {number} first index of its first mark in the lane
- * @property {number} count
- * @property {boolean} single whether all of it is at one position, so that no zoom takes it apart
- * @property {number} x pixel of its middle
- */
+import { svg } from "./host.js";
+
+/** @import { Cluster, Lane, LaneKind, NonfiniteAnswer, TbnumEvent } from "./types.js" */
 
 /**
  * In the order in which they are drawn from top to bottom, which is also the order of precedence on the curve.
@@ -64,7 +44,7 @@ export function laneOf(kind) {
  * The lanes that a run needs, in their order, with their marks.
  *
  * @param {TbnumEvent[]} events in order of step
- * @param {{step: Float64Array, wallTime: Float64Array, value: Float32Array | Float64Array} | null} nonfiniteLoss
+ * @param {NonfiniteAnswer | null} nonfiniteLoss
  * @returns {Lane[]}
  */
 export function buildLanes(events, nonfiniteLoss) {
@@ -94,7 +74,7 @@ export function buildLanes(events, nonfiniteLoss) {
  * of a run that diverged stays readable.
  *
  * @param {LaneKind} kind
- * @param {{step: Float64Array, wallTime: Float64Array, value: Float32Array | Float64Array}} losses
+ * @param {NonfiniteAnswer} losses
  * @returns {Lane}
  */
 function nonfiniteLane(kind, { step, wallTime, value }) {
@@ -225,8 +205,6 @@ export function onCurve(lanes, width, room = 11) {
   return placed;
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-
 /** Outlines of the shapes around (0, 0), about 12 by 12. @type {Record<string, string>} */
 const OUTLINES = {
   cross: "M-5-5 5 5M5-5-5 5",
@@ -238,20 +216,12 @@ const OUTLINES = {
   flag: "M-4.5 6.5V-6L5.5-2.5-4.5 1",
 };
 
-/** The shape of a lane, to be placed by a transform. @param {LaneKind} kind @returns {SVGElement} */
+/** The shape of a lane, to be placed by a transform. @param {LaneKind} kind */
 export function glyph(kind) {
-  const path = document.createElementNS(SVG, "path");
-  path.setAttribute("d", OUTLINES[kind.shape]);
-  path.setAttribute("class", `glyph glyph-${kind.shape}`);
-  return path;
+  return svg("path", { class: `glyph glyph-${kind.shape}`, d: OUTLINES[kind.shape] });
 }
 
-/** A small picture of a lane's shape, for lists and legends. @param {LaneKind} kind @returns {SVGElement} */
+/** A small picture of a lane's shape, for lists and legends. @param {LaneKind} kind */
 export function icon(kind) {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "-8 -8 16 16");
-  svg.setAttribute("class", `icon lane-${kind.id}`);
-  svg.setAttribute("aria-hidden", "true");
-  svg.append(glyph(kind));
-  return svg;
+  return svg("svg", { class: `icon lane-${kind.id}`, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, glyph(kind));
 }

@@ -4,18 +4,14 @@
  */
 
 import { revived } from "./api.js";
-import { element, eventAt } from "./charts.js";
+import { eventAt } from "./charts.js";
 import {
   counted, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare, statusOf, words,
 } from "./format.js";
+import { button, element } from "./host.js";
 import { icon, LANES, laneOf } from "./marks.js";
 
-/**
- * @typedef {import("./api.js").RunRow} RunRow
- * @typedef {import("./api.js").RunTable} RunTable
- * @typedef {import("./api.js").TbnumEvent} TbnumEvent
- * @typedef {import("./marks.js").Lane} Lane
- */
+/** @import { Lane, LaneKind, RunRow, RunTable, StepValues, TbnumEvent } from "./types.js" */
 
 /** A list of which only the rows in sight exist, however long it is; a listbox by keyboard and for screen readers. */
 export class RowList {
@@ -32,19 +28,16 @@ export class RowList {
     this.chosen = -1;
     this.active = -1;
     this.prefix = `row-${label.toLowerCase().replaceAll(" ", "-")}`;
-    this.element = element("div", "rows");
-    this.element.tabIndex = 0;
-    this.element.setAttribute("role", "listbox");
-    this.element.setAttribute("aria-label", label);
-    this.inner = element("div", "rows-inner");
-    this.inner.setAttribute("role", "presentation");
-    this.element.append(this.inner);
+    this.inner = element("div", { class: "rows-inner", role: "presentation" });
+    this.element = element("div", {
+      class: "rows", tabindex: 0, role: "listbox", "aria-label": label,
+      onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
+      onclick: (/** @type {MouseEvent} */ event) => {
+        const row = /** @type {HTMLElement} */ (event.target).closest("[data-index]");
+        if (row instanceof HTMLElement) this.#pick(Number(row.dataset.index));
+      },
+    }, this.inner);
     this.element.addEventListener("scroll", () => this.#render(), { passive: true });
-    this.element.addEventListener("keydown", (event) => this.#key(event));
-    this.element.addEventListener("click", (event) => {
-      const row = /** @type {HTMLElement} */ (event.target).closest("[data-index]");
-      if (row instanceof HTMLElement) this.#pick(Number(row.dataset.index));
-    });
     new ResizeObserver(() => this.#resized()).observe(this.element);
     this.height = 0;
     /** @type {Map<number, {key: unknown, row: HTMLElement}>} */
@@ -151,11 +144,8 @@ export class RowList {
 export class RunList {
   /** @param {(run: string) => void} choose */
   constructor(choose) {
-    this.element = element("nav", "runs");
-    this.element.setAttribute("aria-label", "Runs");
-    this.title = element("h2", "", "Runs");
-    this.search = searchField("Find a run");
-    this.search.addEventListener("input", () => this.#filter());
+    this.title = element("h2", {}, "Runs");
+    this.search = searchField("Find a run", () => this.#filter());
     this.errors = element("div", "run-errors");
     this.list = new RowList({
       label: "Runs", rowHeight: 52,
@@ -163,7 +153,7 @@ export class RunList {
       draw: (index, row) => drawRun(this.shown[index], row),
       choose: (index) => choose(this.shown[index].run),
     });
-    this.element.append(this.title, this.search, this.list.element, this.errors);
+    this.element = element("nav", { class: "runs", "aria-label": "Runs" }, this.title, this.search, this.list.element, this.errors);
     /** @type {RunRow[]} */
     this.runs = [];
     /** @type {RunRow[]} */
@@ -178,11 +168,7 @@ export class RunList {
     this.chosen = chosen;
     this.title.textContent = table.runs.length > 1 ? `Runs (${formatCount(table.runs.length)})` : "Runs";
     this.search.hidden = table.runs.length < 8;
-    this.errors.replaceChildren(...table.errors.slice(0, 20).map(({ run, reason }) => {
-      const problem = element("p", "problem");
-      problem.append(element("strong", "", run), ` ${reason}`);
-      return problem;
-    }));
+    this.errors.replaceChildren(...table.errors.slice(0, 20).map(({ run, reason }) => element("p", "problem", element("strong", {}, run), ` ${reason}`)));
     this.#filter();
   }
 
@@ -201,31 +187,24 @@ export function runTitle(run) {
 /** @param {RunRow} run @param {HTMLElement} row */
 function drawRun(run, row) {
   const { state, text } = statusOf(run, Date.now() / 1000);
-  const name = element("span", "run-name");
-  const dot = element("span", `dot ${state}`);
-  dot.title = text;
-  name.append(dot, element("span", "run-text", runTitle(run.run)));
   row.title = `${runTitle(run.run)}: ${text}`;
-  const facts = element("span", "run-facts");
-  if (run.steps == null) facts.textContent = "reading …";
-  else {
-    facts.append(element("span", "", `${formatCompact(run.steps)} ${run.steps === 1 ? "step" : "steps"}`), element("span", "", counted(run.skipped_steps ?? 0, "skip")));
-    if (run.last_loss_scale != null) facts.append(element("span", "", `scale ${formatScaleShort(run.last_loss_scale)}`));
-  }
-  row.append(name, facts);
+  const facts = run.steps == null ? ["reading …"] : [
+    `${formatCompact(run.steps)} ${run.steps === 1 ? "step" : "steps"}`,
+    counted(run.skipped_steps ?? 0, "skip"),
+    run.last_loss_scale == null ? "" : `scale ${formatScaleShort(run.last_loss_scale)}`,
+  ];
+  row.append(
+    element("span", "run-name", element("span", { class: `dot ${state}`, title: text }), element("span", "run-text", runTitle(run.run))),
+    element("span", "run-facts", ...facts.map((one) => element("span", {}, one))),
+  );
 }
 
 /** The events of a run, filtered by the legend's kinds and by words. */
 export class EventList {
   /** @param {(event: TbnumEvent) => void} choose */
   constructor(choose) {
-    this.element = element("section", "events");
-    this.element.setAttribute("aria-label", "Events");
-    const head = element("header", "events-head");
-    this.title = element("h2", "", "Events");
-    this.search = searchField("Filter events");
-    this.search.addEventListener("input", () => this.#filter());
-    head.append(this.title, this.search);
+    this.title = element("h2", {}, "Events");
+    this.search = searchField("Filter events", () => this.#filter());
     this.nothing = element("p", "nothing");
     this.list = new RowList({
       label: "Events", rowHeight: 56,
@@ -233,7 +212,10 @@ export class EventList {
       draw: (index, row) => drawEvent(this.shown[index], row),
       choose: (index) => choose(this.shown[index]),
     });
-    this.element.append(head, this.nothing, this.list.element);
+    this.element = element(
+      "section", { class: "events", "aria-label": "Events" },
+      element("header", "events-head", this.title, this.search), this.nothing, this.list.element,
+    );
     /** @type {TbnumEvent[]} */
     this.events = [];
     /** @type {TbnumEvent[]} */
@@ -270,7 +252,7 @@ function matches(event, parts) {
 
 /** @param {string} kind */
 function laneKind(kind) {
-  return /** @type {import("./marks.js").LaneKind} */ (LANES.find((lane) => lane.id === laneOf(kind)));
+  return /** @type {LaneKind} */ (LANES.find((lane) => lane.id === laneOf(kind)));
 }
 
 /** @param {string} kind */
@@ -284,13 +266,19 @@ function drawEvent(event, row) {
   row.classList.add("event-row", `severity-${event.severity}`);
   row.dataset.step = String(event.step);
   row.dataset.kind = event.kind;
-  const line = element("span", "event-line");
-  line.append(icon(laneKind(event.kind)), element("span", "event-kind", eventTitle(event.kind)));
-  if (event.cause) line.append(element("span", `cause cause-${event.cause}`, words(event.cause)));
-  line.append(element("span", "event-step", `step ${formatCount(event.step)}`));
-  const message = element("span", "event-message", event.message || scaleChange(event.data) || "");
   row.title = event.message;
-  row.append(line, message);
+  row.append(
+    element(
+      "span", "event-line", icon(laneKind(event.kind)), element("span", "event-kind", eventTitle(event.kind)),
+      ...causeChip(event.cause), element("span", "event-step", `step ${formatCount(event.step)}`),
+    ),
+    element("span", "event-message", event.message || scaleChange(event.data) || ""),
+  );
+}
+
+/** @param {string | null} cause */
+function causeChip(cause) {
+  return cause ? [element("span", `cause cause-${cause}`, words(cause))] : [];
 }
 
 /** @param {Record<string, any>} data */
@@ -335,22 +323,14 @@ function fact(name, value) {
 
 /** @param {[string, string][]} rows */
 function factTable(rows) {
-  const list = element("dl", "facts");
-  for (const [name, value] of rows) {
-    const text = element("dd", "", value);
-    list.append(element("dt", "", name), text);
-  }
-  return list;
+  return element("dl", "facts", ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
 /** What is known of the chosen event. */
 export class EventCard {
   /** @param {{close: () => void, go: (by: 1 | -1) => void}} callbacks */
   constructor({ close, go }) {
-    this.element = element("article", "card");
-    this.element.hidden = true;
-    this.element.tabIndex = -1;
-    this.element.setAttribute("aria-label", "Chosen event");
+    this.element = element("article", { class: "card", hidden: true, tabindex: -1, "aria-label": "Chosen event" });
     this.close = close;
     this.go = go;
     /** @type {TbnumEvent | null} */
@@ -368,31 +348,28 @@ export class EventCard {
     this.event = event;
     this.element.dataset.place = `${index}/${count}`;
     this.element.className = `card severity-${event.severity}`;
-    const head = element("header", "card-head");
-    const title = element("h2", "", eventTitle(event.kind));
-    const buttons = element("div", "card-buttons");
-    buttons.append(
-      iconButton("‹", `Previous ${eventTitle(event.kind).toLowerCase()} (P)`, () => this.go(-1), index <= 0),
-      element("span", "card-place", `${formatCount(index + 1)} / ${formatCount(count)}`),
-      iconButton("›", `Next ${eventTitle(event.kind).toLowerCase()} (N)`, () => this.go(1), index >= count - 1),
-      iconButton("✕", "Close (Esc)", () => this.close()),
-    );
-    head.append(icon(laneKind(event.kind)), title, buttons);
-    const where = element("p", "card-where", `Step ${formatCount(event.step)}`);
-    if (event.elapsed != null) where.append(` · ${formatElapsed(event.elapsed)} after the start`);
-    if (event.optimizer && event.optimizer !== "optimizer") where.append(` · ${event.optimizer}`);
-    const parts = [head, where];
-    if (event.cause) {
-      const cause = element("p", "card-cause");
-      cause.append(element("span", `cause cause-${event.cause}`, words(event.cause)));
-      parts.push(cause);
-    }
+    const title = eventTitle(event.kind);
+    const where = [
+      `Step ${formatCount(event.step)}`,
+      event.elapsed == null ? "" : `${formatElapsed(event.elapsed)} after the start`,
+      event.optimizer === "optimizer" ? "" : event.optimizer,
+    ];
+    const parts = [
+      element(
+        "header", "card-head", icon(laneKind(event.kind)), element("h2", {}, title),
+        element(
+          "div", "card-buttons",
+          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => this.go(-1), index <= 0),
+          element("span", "card-place", `${formatCount(index + 1)} / ${formatCount(count)}`),
+          iconButton("›", `Next ${title.toLowerCase()} (N)`, () => this.go(1), index >= count - 1),
+          iconButton("✕", "Close (Esc)", () => this.close()),
+        ),
+      ),
+      element("p", "card-where", where.filter(Boolean).join(" · ")),
+      ...causeChip(event.cause).map((chip) => element("p", "card-cause", chip)),
+    ];
     if (event.message) parts.push(element("p", "card-message", event.message));
-    if (event.remedy) {
-      const remedy = element("div", "card-remedy");
-      remedy.append(element("h3", "", "What to do"), element("p", "", event.remedy));
-      parts.push(remedy);
-    }
+    if (event.remedy) parts.push(element("div", "card-remedy", element("h3", {}, "What to do"), element("p", {}, event.remedy)));
     const change = scaleChange(event.data);
     /** @type {[string, string][]} */
     const rows = change ? [["Loss scale", change]] : [];
@@ -404,26 +381,23 @@ export class EventCard {
     }
     if (rows.length) parts.push(factTable(rows));
     this.values = element("div", "card-values");
-    parts.push(/** @type {any} */ (this.values));
-    this.element.replaceChildren(...parts);
+    this.element.replaceChildren(...parts, this.values);
     this.element.scrollTop = 0;
   }
 
-  /** Adds what the step's record has beyond the event's facts. @param {TbnumEvent} event @param {import("./api.js").StepValues} step */
+  /** Adds what the step's record has beyond the event's facts. @param {TbnumEvent} event @param {StepValues} step */
   addValues(event, step) {
     if (event !== this.event || step.step !== event.step) return;
     const told = new Set(["step", "wall_time", "skipped", ...Object.keys(event.data)]);
     const rows = Object.entries(step.values).filter(([name, value]) => value != null && !told.has(name)).map(([name, value]) => fact(name, value));
-    if (rows.length) this.values.replaceChildren(element("h3", "", "The step's record"), factTable(rows));
+    if (rows.length) this.values.replaceChildren(element("h3", {}, "The step's record"), factTable(rows));
   }
 }
 
 /** The card that follows the cursor with the exact values of its step. */
 export class CursorCard {
   constructor() {
-    this.element = element("div", "cursor-card");
-    this.element.hidden = true;
-    this.element.setAttribute("aria-hidden", "true"); // the charts' aria-valuetext says the same
+    this.element = element("div", { class: "cursor-card", hidden: true, "aria-hidden": "true" }); // the charts' aria-valuetext says the same
   }
 
   hide() {
@@ -432,7 +406,7 @@ export class CursorCard {
 
   /**
    * @param {number} step
-   * @param {import("./api.js").StepValues | null} known null while it is being fetched
+   * @param {StepValues | null} known null while it is being fetched
    * @param {{prefix: string, elapsed: number | null, events: TbnumEvent[], bucket: string | null}} more
    * @returns {string} the same as one line of text
    */
@@ -455,16 +429,12 @@ export class CursorCard {
       ["Micro-batches", write(value("micro_batches"), formatNumber)],
       ["Skipped", skipped === undefined ? "…" : skipped ? "yes" : "no"],
     ];
-    const head = element("header", "");
-    head.append(element("strong", "", `Step ${formatCount(known?.step ?? step)}`), element("span", "", formatElapsed(elapsed)));
-    const parts = [head, factTable(rows)];
-    for (const event of events.slice(0, 3)) {
-      const line = element("p", "cursor-event");
-      line.append(icon(laneKind(event.kind)), event.cause ? `${eventTitle(event.kind)}: ${words(event.cause)}` : eventTitle(event.kind));
-      parts.push(/** @type {any} */ (line));
-    }
-    if (bucket) parts.push(/** @type {any} */ (element("p", "cursor-bucket", bucket)));
-    this.element.replaceChildren(...parts);
+    this.element.replaceChildren(
+      element("header", {}, element("strong", {}, `Step ${formatCount(known?.step ?? step)}`), element("span", {}, formatElapsed(elapsed))),
+      factTable(rows),
+      ...events.slice(0, 3).map(({ kind, cause }) => element("p", "cursor-event", icon(laneKind(kind)), eventTitle(kind) + (cause ? `: ${words(cause)}` : ""))),
+      ...(bucket ? [element("p", "cursor-bucket", bucket)] : []),
+    );
     this.element.classList.toggle("skipped", skipped === true);
     this.element.hidden = false;
     return `Step ${formatCount(step)}, ${rows.map(([name, text]) => `${name} ${text}`).join(", ")}`;
@@ -484,9 +454,7 @@ export class CursorCard {
 export class Legend {
   /** @param {(id: string) => void} toggle */
   constructor(toggle) {
-    this.element = element("div", "legend");
-    this.element.setAttribute("role", "group");
-    this.element.setAttribute("aria-label", "Kinds of marks");
+    this.element = element("div", { class: "legend", role: "group", "aria-label": "Kinds of marks" });
     this.toggle = toggle;
     this.drawn = "";
   }
@@ -498,15 +466,14 @@ export class Legend {
     this.drawn = drawn;
     const focused = /** @type {HTMLElement | null} */ (this.element.contains(document.activeElement) ? document.activeElement : null)?.dataset.lane;
     this.element.replaceChildren(...lanes.map(({ kind, steps }) => {
-      const chip = element("button", "chip");
-      chip.type = "button";
-      chip.dataset.lane = kind.id;
-      const count = element("span", "chip-count", formatCount(steps.length));
-      chip.setAttribute("aria-pressed", String(!hidden.has(kind.id)));
-      chip.append(icon(kind), kind.label, count);
-      chip.title = hidden.has(kind.id) ? `Show ${kind.plural}` : `Hide ${kind.plural}`;
-      chip.addEventListener("click", () => this.toggle(kind.id));
-      return chip;
+      const shown = !hidden.has(kind.id);
+      return element(
+        "button", {
+          class: "chip", type: "button", "data-lane": kind.id, "aria-pressed": String(shown),
+          title: `${shown ? "Hide" : "Show"} ${kind.plural}`, onclick: () => this.toggle(kind.id),
+        },
+        icon(kind), kind.label, element("span", "chip-count", formatCount(steps.length)),
+      );
     }));
     if (focused) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-lane="${focused}"]`))?.focus();
   }
@@ -546,79 +513,65 @@ const WRAP_LINE = 'monitor = tbnum.wrap(optimizer, scaler, model=model, logdir="
 
 /** @param {string} logdir @param {boolean} scanning */
 export function emptyState(logdir, scanning) {
-  const box = notice(scanning ? "Looking for runs …" : "No run recorded here yet");
-  const where = element("p");
-  where.append(scanning ? "Reading " : "No tbnum log was found below ", element("code", "", logdir || "the logdir"), scanning ? "." : ". The folder is looked at again every few seconds.");
-  box.append(where);
-  if (!scanning) {
-    box.append(element("p", "", "Record one with one line in the training script, after optimizer and scaler are made:"));
-    box.append(codeLine(`import tbnum\n${WRAP_LINE}`));
-    box.append(element("p", "quiet", "and start TensorBoard with the folder above it, here runs, as --logdir."));
-  }
-  return box;
+  const folder = element("code", {}, logdir || "the logdir");
+  if (scanning) return notice("Looking for runs …", element("p", {}, "Reading ", folder, "."));
+  return notice(
+    "No run recorded here yet",
+    element("p", {}, "No tbnum log was found below ", folder, ". The folder is looked at again every few seconds."),
+    element("p", {}, "Record one with one line in the training script, after optimizer and scaler are made:"),
+    codeLine(`import tbnum\n${WRAP_LINE}`),
+    element("p", "quiet", "and start TensorBoard with the folder above it, here runs, as --logdir."),
+  );
 }
 
 /** @param {string} reason */
 export function notBuilt(reason) {
-  const box = notice("The panel's front end is not built");
-  box.setAttribute("role", "alert");
-  box.append(element("p", "", "The chart library uPlot, which the build puts beside the panel, is missing. In the checkout of tbnum run one of:"));
-  box.append(codeLine("make frontend"), codeLine("pip install ."));
-  box.append(element("p", "quiet", "Both need network access to the npm registry, once. Then reload this page."), element("p", "quiet", reason));
-  return box;
+  return alerting(notice(
+    "The panel's front end is not built",
+    element("p", {}, "The chart library uPlot, which the build puts beside the panel, is missing. In the checkout of tbnum run one of:"),
+    codeLine("make frontend"), codeLine("pip install ."),
+    element("p", "quiet", "Both need network access to the npm registry, once. Then reload this page."), element("p", "quiet", reason),
+  ));
 }
 
 /** @param {string} title @param {string} text */
 export function problemState(title, text) {
-  const box = notice(title);
-  box.setAttribute("role", "alert");
-  box.append(element("p", "", text));
-  return box;
+  return alerting(notice(title, element("p", {}, text)));
 }
 
-/** @param {string} title */
-function notice(title) {
-  const box = element("div", "notice");
-  box.append(element("h2", "", title));
+/** @param {string} title @param {...Node} content */
+function notice(title, ...content) {
+  return element("div", "notice", element("h2", {}, title), ...content);
+}
+
+/** @param {HTMLElement} box */
+function alerting(box) {
+  box.setAttribute("role", "alert");
   return box;
 }
 
 /** @param {string} code */
 function codeLine(code) {
-  const line = element("div", "code-line");
-  const copy = element("button", "small", "Copy");
-  copy.type = "button";
-  copy.addEventListener("click", async () => {
+  const text = element("pre", {}, code);
+  const copy = button("Copy", "", async () => {
     try {
       await navigator.clipboard.writeText(code);
       copy.textContent = "Copied";
     } catch {
-      getSelection()?.selectAllChildren(/** @type {Node} */ (line.firstChild));
+      getSelection()?.selectAllChildren(text);
       copy.textContent = "Press Ctrl+C";
     }
     setTimeout(() => { copy.textContent = "Copy"; }, 2000);
   });
-  line.append(element("pre", "", code), copy);
-  return line;
+  return element("div", "code-line", text, copy);
 }
 
-/** @param {string} label */
-function searchField(label) {
-  const field = element("input", "search");
-  field.type = "search";
-  field.placeholder = label;
-  field.setAttribute("aria-label", label);
-  field.spellcheck = false;
-  return field;
+/** @param {string} label @param {() => void} changed */
+function searchField(label, changed) {
+  return element("input", { class: "search", type: "search", placeholder: label, "aria-label": label, spellcheck: "false", oninput: changed });
 }
 
 /** @param {string} text @param {string} label @param {() => void} press @param {boolean} [disabled] */
 function iconButton(text, label, press, disabled = false) {
-  const button = element("button", "icon-button", text);
-  button.type = "button";
-  button.title = label;
-  button.setAttribute("aria-label", label);
-  button.disabled = disabled;
-  button.addEventListener("click", press);
-  return button;
+  return element("button", { class: "icon-button", type: "button", title: label, "aria-label": label, disabled, onclick: press }, text);
 }

@@ -1,0 +1,237 @@
+/** The shapes of what the panel's modules hand to each other. For the type checker and for readers; nothing loads it. */
+
+import type uPlot from "uplot";
+import type { Series } from "./api.js";
+
+// ---- Answers of the server: see http_api.md beside the plugin
+
+export type RunRow = {
+  run: string;
+  steps: number | null;
+  first_step: number | null;
+  last_step: number | null;
+  skipped_steps: number | null;
+  last_loss_scale: number | null;
+  best_loss: number | null;
+  first_wall_time: number | null;
+  last_wall_time: number | null;
+  sessions: number | null;
+  optimizers: string[] | null;
+  ended: string | null;
+  problems: number | null;
+};
+
+export type RunTable = {
+  state: string;
+  logdir: string;
+  frontend?: string;
+  runs: RunRow[];
+  errors: { run: string; reason: string }[];
+};
+
+export type RunInfo = {
+  run: string;
+  version: string;
+  steps: number;
+  columns: string[];
+  meta: Record<string, any>;
+  problems: string[];
+};
+
+export type TbnumEvent = {
+  step: number;
+  wall_time: number;
+  elapsed: number | null;
+  kind: string;
+  severity: string;
+  optimizer: string | null;
+  cause: string | null;
+  message: string;
+  remedy: string;
+  data: Record<string, any>;
+};
+
+export type EventsAnswer = { version: string; events: TbnumEvent[] };
+
+export type StepValues = {
+  run: string;
+  version: string;
+  step: number;
+  values: Record<string, number | boolean | string | null>;
+  events: TbnumEvent[];
+};
+
+export type Values = Float64Array | Float32Array | Uint32Array;
+
+export type NonfiniteAnswer = { step: Float64Array; wallTime: Float64Array; value: Float32Array | Float64Array };
+
+export type Header = {
+  run: string;
+  version: string;
+  from: number | null;
+  to: number | null;
+  first_step: number | null;
+  last_step: number | null;
+  steps: number;
+  bucket_steps?: number;
+  arrays: { name: string; dtype: string; length: number; offset: number }[];
+};
+
+/**
+ * One column in view. Exact: `last` holds the values as they are, and `min` and `max` are the same array.
+ * Reduced: each entry stands for a bucket of steps.
+ */
+export type Line = {
+  /** finite minimum, NaN where there is none */
+  min: Values;
+  max: Values;
+  last: Values;
+  /** measured NaNs in the bucket; null where values are exact */
+  nan: Uint32Array | null;
+  inf: Uint32Array | null;
+};
+
+// ---- Marks
+
+export type LaneKind = {
+  id: string;
+  /** short, beside the lane */
+  label: string;
+  /** in a sentence: "3 scale growths" */
+  name: string;
+  plural: string;
+  /** event kinds that go here; the lane "finding" takes those that none names */
+  kinds: string[];
+  shape: string;
+};
+
+export type Lane = {
+  kind: LaneKind;
+  /** in order of step; a non-finite loss stands for its whole stretch */
+  events: TbnumEvent[];
+  /** one entry a mark, sorted */
+  steps: Float64Array;
+  /** index into `events` of each mark; null: they are the same */
+  owner: Uint32Array | null;
+};
+
+export type Cluster = {
+  /** index of its first mark in the lane */
+  first: number;
+  count: number;
+  /** whether all of it is at one position, so that no zoom takes it apart */
+  single: boolean;
+  /** pixel of its middle */
+  x: number;
+};
+
+// ---- Charts
+
+export type Plot = uPlot;
+export type PlotClass = typeof uPlot;
+export type PlotOptions = uPlot.Options;
+export type PlotSeries = uPlot.Series;
+export type PlotBand = uPlot.Band;
+
+export type Scale = "linear" | "log2" | "log10";
+
+export type LineSpec = {
+  column: string;
+  label: string;
+  /** name of a CSS variable */
+  color: string;
+  width: number;
+  /** whether the smoothing slider applies while values are exact; reduced, it applies to all plain lines */
+  smooth?: boolean;
+  stepped?: boolean;
+  dash?: number[];
+  /** reduced, the maxima alone: a second band would only cloud the first */
+  only?: "max";
+};
+
+export type ChartSpec = {
+  id: string;
+  title: string;
+  scale: Scale;
+  /** share of the height */
+  weight: number;
+  /** pixels of the plot */
+  minHeight: number;
+  /** whether its columns are an optimizer's */
+  ofOptimizer?: boolean;
+  /** whether the person may switch between linear and log10 */
+  canLog?: boolean;
+  lines: LineSpec[];
+};
+
+/** What the charts show. */
+export type Model = {
+  /** of the interval in view, or more */
+  series: Series;
+  /** of the whole run */
+  overview: Series;
+  lanes: Lane[];
+  /** ids of lanes that the legend turned off */
+  hidden: Set<string>;
+  /** steps */
+  view: [number, number];
+  axis: "step" | "time";
+  smoothing: number;
+  logLoss: boolean;
+  /** of the columns of the optimizer that is shown */
+  prefix: string;
+  selected: TbnumEvent | null;
+};
+
+/** What the charts tell of what a person does. */
+export type ChartCallbacks = {
+  zoom: (from: number, to: number) => void;
+  reset: () => void;
+  select: (event: TbnumEvent) => void;
+  hover: (step: number | null) => void;
+  key: (key: KeyboardEvent) => void;
+  logLoss: (on: boolean) => void;
+  optimizer: (index: number) => void;
+};
+
+/** Where a line was not finite. */
+export type Edge = { step: number[]; infinite: boolean[] };
+
+/** One chart on the page. */
+export type Pane = {
+  spec: ChartSpec;
+  element: HTMLElement;
+  holder: HTMLElement;
+  summary: HTMLElement;
+  legend: HTMLElement;
+  plot: Plot | null;
+  /** whether nothing finite is in view */
+  empty: boolean;
+  edge: Edge;
+  overlay: SVGSVGElement;
+};
+
+// ---- The panel
+
+/** What an address tells of the panel. */
+export type Place = {
+  run: string | null;
+  /** steps, inclusive; null: the whole run */
+  zoom: [number, number] | null;
+  axis: "step" | "time";
+  /** the selected one */
+  event: { step: number; kind: string } | null;
+};
+
+/** What is known of the chosen run. */
+export type Loaded = {
+  run: string;
+  info: RunInfo;
+  /** of all steps */
+  overview: Series;
+  /** of the interval in view and a margin around it */
+  detail: Series | null;
+  eventsAnswer: EventsAnswer;
+  nonfiniteAnswer: NonfiniteAnswer | null;
+  lanes: Lane[];
+};
