@@ -1,0 +1,152 @@
+"""Tensors of any number, size, type and layout, as the bits of their magnitudes, in pieces of bounded size.
+
+With the sign bit off, the bits of floating-point numbers read as integers are in order of magnitude: zero is 0, then
+the subnormals, the normal numbers, infinity, and NaN above all. So integer comparisons tell everything apart, exactly,
+also where the device flushes subnormals.
+
+Small tensors of one type are laid end to end and measured together, for a kernel costs the same for one element as
+for ten thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["INF_BITS", "Batch", "batches_of", "count_keys", "on_device"]
+
+INF_BITS = {torch.int32: 0x7F80_0000, torch.int64: 0x7FF0_0000_0000_0000}
+"""Infinity as bits. What is below is finite, what is above is NaN."""
+
+# Elements in a piece: on a CPU what its caches hold, elsewhere what outweighs the launch of a kernel.
+_PIECE_CPU = 1 << 18
+_PIECE_DEVICE = 1 << 22
+_SMALL = 8  # tensors below an eighth of a piece share one
+_MOST_ROWS = 1024  # tensors in a shared piece: what is counted of each is a row of hundreds of numbers
+_LANES = 128
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One tensor in pieces, or small tensors of one type together in a single piece."""
+
+    places: list[int]  # of the tensors in the list that was given
+    elements: list[int]  # of each; a complex element counts as two
+    unstored: int  # zeros of a sparse tensor that it does not hold; such a tensor is alone in its batch
+    tensors: list[Tensor]
+    device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type whose bits `magnitudes` gives: float32, or float64 where the tensors have it."""
+        return torch.float64 if self.tensors[0].dtype is torch.float64 else torch.float32
+
+    def magnitudes(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Bits (n,) int32, int64 of float64, and for each element its tensor (n,) int64; None where there is one."""
+        if len(self.tensors) == 1:
+            for piece in _pieces(self.tensors[0], _piece_size(self.device)):
+                yield _magnitude_bits(piece), None
+        else:
+            flat = torch.cat([tensor.reshape(-1) for tensor in self.tensors])
+            lengths = on_device(self.elements, torch.int64, self.device)
+            yield _magnitude_bits(flat), torch.repeat_interleave(lengths, output_size=flat.numel())
+
+
+def batches_of(tensors: Sequence[Tensor]) -> dict[torch.device, list[Batch]]:
+    """All of `tensors`, by device. Looks at no element; a sparse tensor is coalesced, the one thing that may sync."""
+    by_device: dict[torch.device, list[Batch]] = {}
+    small: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
+    for place, given in enumerate(tensors):
+        tensor = _stored(given)
+        device = tensor.device
+        if given.layout is torch.strided and tensor.numel() * _SMALL <= _piece_size(device):
+            small.setdefault((device, tensor.dtype), []).append((place, tensor))
+        else:
+            elements = given.numel() * (2 if given.is_complex() else 1)
+            batch = Batch([place], [elements], elements - tensor.numel(), [tensor], device)
+            by_device.setdefault(device, []).append(batch)
+    for (device, _), members in small.items():
+        by_device.setdefault(device, []).extend(_shared(members, device))
+    return by_device
+
+
+def count_keys(keys: Tensor, rows: Tensor | None, row_count: int, key_count: int) -> Tensor:
+    """How often each key comes up in each row, (row_count, key_count) int64. `keys` (n,) are in range(key_count).
+
+    Bounded memory: 8 bytes a count, on a CPU 4 more an element, elsewhere 12. No host sync.
+    """
+    if keys.device.type == "cpu":
+        if rows is not None:
+            keys = keys + rows.to(keys.dtype) * key_count
+        return torch.bincount(keys, minlength=row_count * key_count).view(row_count, key_count)
+    return _count_by_scatter(keys, rows, row_count, key_count)  # bincount syncs
+
+
+def _count_by_scatter(keys: Tensor, rows: Tensor | None, row_count: int, key_count: int) -> Tensor:
+    lanes = rows is None
+    if rows is None:
+        # Equal keys add to one counter, one after the other. A row each for neighbours lets them add side by side.
+        rows, row_count = torch.arange(keys.numel(), device=keys.device) % _LANES, _LANES
+    flat = rows * key_count + keys
+    counts = torch.zeros(row_count * key_count, dtype=torch.int32, device=keys.device)
+    counts.scatter_add_(0, flat, torch.ones_like(keys, dtype=torch.int32))
+    counts = counts.view(row_count, key_count).to(torch.int64)
+    return counts.sum(0, keepdim=True) if lanes else counts
+
+
+def on_device(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of the host as a tensor (n,), without a host sync."""
+    pinned = device.type == "cuda"
+    return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=pinned).to(device, non_blocking=True)
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """What a tensor holds, strided and real."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.resolve_neg()
+
+
+def _shared(members: list[tuple[int, Tensor]], device: torch.device) -> Iterator[Batch]:
+    places: list[int] = []
+    elements: list[int] = []
+    tensors: list[Tensor] = []
+    room = _piece_size(device)
+    for place, tensor in members:
+        size = tensor.numel()
+        if size > room or len(places) == _MOST_ROWS:
+            yield Batch(places, elements, 0, tensors, device)
+            places, elements, tensors, room = [], [], [], _piece_size(device)
+        places.append(place)
+        elements.append(size)
+        tensors.append(tensor)
+        room -= size
+    yield Batch(places, elements, 0, tensors, device)
+
+
+def _piece_size(device: torch.device) -> int:
+    return _PIECE_CPU if device.type == "cpu" else _PIECE_DEVICE
+
+
+def _pieces(tensor: Tensor, most: int) -> Iterator[Tensor]:
+    """The elements in any order, 1-D, at most `most` at a time. Copies no more than a piece, whatever the strides."""
+    tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))  # as it lies in memory
+    if tensor.is_contiguous():
+        yield from tensor.view(-1).split(most)
+    elif tensor.numel() <= most:
+        yield tensor.reshape(-1)
+    else:
+        longest = max(range(tensor.dim()), key=tensor.size)
+        for half in tensor.chunk(2, longest):
+            yield from _pieces(half, most)
+
+
+def _magnitude_bits(flat: Tensor) -> Tensor:
+    if flat.dtype is torch.float64:
+        return flat.view(torch.int64) & 0x7FFF_FFFF_FFFF_FFFF
+    return flat.to(torch.float32).view(torch.int32) & 0x7FFF_FFFF  # every narrower type is exact in float32

@@ -1,0 +1,81 @@
+"""Exponent histograms: how many elements lie between which powers of two, and how many are zero, inf or NaN.
+
+The exponent of a float32 is bits 23 to 30 of it, so an integer shift and one count give the histogram. Every element
+is counted once, none is dropped: the counts of a tensor add up to its elements. `tbnum.formats` says what each of
+the `BINS` counts is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tbnum.formats import BINS, INF, ZERO
+from tbnum.measure.chunks import INF_BITS, Batch, batches_of, count_keys
+
+__all__ = ["TensorHistograms", "histogram_of", "histograms_of"]
+
+
+@dataclass(frozen=True)
+class TensorHistograms:
+    """Exponent histograms of some tensors on one device.
+
+    `counts` is (P, BINS) int64, `index` (P,) their places in the list that was measured. The histogram of a group,
+    or of the whole, is the sum of the rows.
+    """
+
+    index: Sequence[int]
+    counts: Tensor
+
+
+def histogram_of(tensor: Tensor) -> Tensor:
+    """Exponent histogram of one tensor, (BINS,) int64, on its device. See `histograms_of`."""
+    [histograms] = histograms_of([tensor])
+    return histograms.counts[0]
+
+
+@torch.no_grad()
+def histograms_of(tensors: Sequence[Tensor]) -> list[TensorHistograms]:
+    """Exponent histogram of each tensor; one entry per device.
+
+    Any mix of shapes, strides, layouts and floating or complex types. A complex element counts as two, its real and
+    its imaginary part. A sparse tensor is coalesced (entries at the same index add up) and has the histogram of its
+    dense copy: what it does not store is zero. A float64 beyond the range of float32 is in the last finite bin or in
+    the first, never inf and never zero.
+
+    Costs one pass over the elements and no host sync, but for coalescing. On one CPU core 2 ns an element of float32,
+    3 ns in small tensors, which share their kernels, and 6 microseconds a tensor. Memory: a few times a piece, 0.26 M
+    elements on a CPU and 4 M elsewhere, and 2 kB a tensor for the counts.
+    """
+    found = []
+    for batches in batches_of(tensors).values():
+        index = [place for batch in batches for place in batch.places]
+        found.append(TensorHistograms(index, torch.cat([_count(batch) for batch in batches])))
+    return found
+
+
+def _count(batch: Batch) -> Tensor:
+    rows = len(batch.places)
+    counts = None
+    for bits, row_of in batch.magnitudes():
+        more = count_keys(_bins(bits), row_of, rows, BINS)
+        counts = more if counts is None else counts.add_(more)
+    assert counts is not None, "a batch has a piece, if an empty one"
+    if batch.unstored:
+        counts[:, ZERO] += batch.unstored
+    return counts
+
+
+def _bins(bits: Tensor) -> Tensor:
+    """The bin of each magnitude; `bits` is (n,) int32 or int64, so is the result."""
+    infinity = INF_BITS[bits.dtype]
+    beyond = torch.ge(bits, infinity, out=torch.empty_like(bits))  # 0 or 1; as a bool it would take four times as long
+    if bits.dtype is torch.int32:
+        # One less puts a power of two, the upper edge of its bin, below the edge. Zero becomes -1, and after the shift
+        # bin 0; infinity comes to 255 and NaN to 256, and both move on by one.
+        return (bits - 1).bitwise_right_shift_(23).add_(1).add_(beyond)
+    finite = (bits - 1).bitwise_right_shift_(52).sub_(1023 - 127 - 1).clamp_(1, INF - 1)
+    return finite.mul_(bits > 0).add_(beyond).add_(bits > infinity)
