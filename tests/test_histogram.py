@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tbnum.formats import BINS, INF, NAN, ZERO, upper_edge
 from tbnum.measure import chunks
-from tbnum.measure.histogram import histogram_of, histograms_of
+from tbnum.measure.histogram import histogram_of, histograms_of, total_histograms_of
 from tbnum.measure.statistics import statistics_of
 from tests.tensors import DTYPES, as_float64, many_kinds, of_edges, sparse_kinds, spread
 
@@ -61,6 +61,14 @@ def test_one_tensor_alone_has_the_same_histogram(dtype: torch.dtype) -> None:
 def test_counts_add_up_to_the_elements() -> None:
     for tensor, counts in zip(many_kinds(), by_place(many_kinds()), strict=True):
         assert counts.sum() == as_float64(tensor).size
+
+
+@pytest.mark.usefixtures("pieces")
+def test_the_histogram_of_all_is_the_sum_of_those_of_each() -> None:
+    tensors = many_kinds()
+    (total,) = total_histograms_of(tensors).values()
+    np.testing.assert_array_equal(total.numpy(), np.sum(by_place(tensors), axis=0))
+    assert total_histograms_of([]) == {}
 
 
 def test_zero_inf_and_nan_are_counted_apart_from_their_neighbours() -> None:
@@ -118,6 +126,7 @@ class Ops(TorchDispatchMode):
 
 def measure(tensors: list[Tensor]) -> None:
     histograms_of(tensors)
+    total_histograms_of(tensors)
     statistics_of(tensors, 65536.0)
 
 
@@ -141,6 +150,7 @@ def test_nothing_is_read_back_from_a_device() -> None:
     tensors.append(torch.empty(100, dtype=torch.float64, device="meta"))
     (histograms,) = histograms_of(tensors)
     assert histograms.counts.shape == (6, BINS)
+    assert [each.shape for each in total_histograms_of(tensors).values()] == [(BINS,)]
     for scale in (65536.0, torch.empty((), device="meta")):
         (statistics,) = statistics_of(tensors, scale)
         assert statistics.values.device.type == "meta"

@@ -7,7 +7,8 @@ the `BINS` counts is of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,15 +17,15 @@ from torch import Tensor
 from tbnum.formats import BINS, INF, ZERO
 from tbnum.measure.chunks import INF_BITS, Batch, batches_of, count_keys
 
-__all__ = ["TensorHistograms", "histogram_of", "histograms_of"]
+__all__ = ["TensorHistograms", "histogram_of", "histograms_of", "total_histograms_of"]
 
 
 @dataclass(frozen=True)
 class TensorHistograms:
     """Exponent histograms of some tensors on one device.
 
-    `counts` is (P, BINS) int64, `index` (P,) their places in the list that was measured. The histogram of a group,
-    or of the whole, is the sum of the rows.
+    `counts` is (P, BINS) int64, `index` (P,) their places in the list that was measured. The histogram of a group is
+    the sum of its rows.
     """
 
     index: Sequence[int]
@@ -57,16 +58,34 @@ def histograms_of(tensors: Sequence[Tensor]) -> list[TensorHistograms]:
     return found
 
 
+@torch.no_grad()
+def total_histograms_of(tensors: Sequence[Tensor]) -> dict[torch.device, Tensor]:
+    """Exponent histogram of all tensors of each device together, (BINS,) int64.
+
+    What summing the rows of `histograms_of` gives, without the memory that the rows take.
+    """
+    return {device: _sum(map(_count_together, batches)) for device, batches in batches_of(tensors).items()}
+
+
 def _count(batch: Batch) -> Tensor:
+    """(P, BINS), of each tensor of the batch."""
     rows = len(batch.places)
-    counts = None
-    for bits, row_of in batch.magnitudes():
-        more = count_keys(_bins(bits), row_of, rows, BINS)
-        counts = more if counts is None else counts.add_(more)
-    assert counts is not None, "a batch has a piece, if an empty one"
+    counts = _sum(count_keys(_bins(bits), row_of, rows, BINS) for bits, row_of in batch.magnitudes())
     if batch.unstored:
         counts[:, ZERO] += batch.unstored
     return counts
+
+
+def _count_together(batch: Batch) -> Tensor:
+    """(BINS,), of the tensors of the batch as one."""
+    counts = _sum(count_keys(_bins(bits), None, 1, BINS) for bits, _ in batch.magnitudes())[0]
+    if batch.unstored:
+        counts[ZERO] += batch.unstored
+    return counts
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(Tensor.add_, parts)
 
 
 def _bins(bits: Tensor) -> Tensor:
