@@ -10,7 +10,7 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,8 @@ from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
 from tbnum.observe.optimizer import observe_optimizer
 from tbnum.observe.ranks import rank_and_world_size
-from tbnum.observe.steps import OptimizerRecord, Sighting, StepObserver, StepRecord
+from tbnum.observe.records import OptimizerRecord, Sighting, StepRecord
+from tbnum.observe.steps import StepObserver
 from tbnum.observe.transfer import hold
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def wrap(
     writer: SummaryWriter | None = None,
     model: nn.Module | Mapping[str, nn.Module] | None = None,
     tensor_interval: int = 50,
+    histogram_interval: int = 1000,
     scalar_interval: int = 10,
     config: Mapping[str, Any] | None = None,
 ) -> Monitor:
@@ -89,7 +91,12 @@ def wrap(
     optimizers = _optimizers(optimizer)
     _check_scaler(scaler)
     modules = _modules(model, optimizers)
-    for name, interval in (("tensor_interval", tensor_interval), ("scalar_interval", scalar_interval)):
+    intervals = {
+        "tensor_interval": tensor_interval,
+        "histogram_interval": histogram_interval,
+        "scalar_interval": scalar_interval,
+    }
+    for name, interval in intervals.items():
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
             raise ValueError(f"{name} is {interval!r}; it must be a whole number of steps, at least 1.")
     folder = _folder(logdir, writer)
@@ -103,6 +110,7 @@ def wrap(
         writer=writer,
         modules=modules,
         tensor_interval=tensor_interval,
+        histogram_interval=histogram_interval,
         scalar_interval=scalar_interval,
         config=dict(config or {}),
     )
@@ -123,6 +131,7 @@ class Monitor:
         writer: SummaryWriter | None,
         modules: Mapping[str, nn.Module],
         tensor_interval: int,
+        histogram_interval: int,
         scalar_interval: int,
         config: Mapping[str, Any],
     ) -> None:
@@ -132,9 +141,9 @@ class Monitor:
             scaler,
             on_step=self._recorder.on_step,
             on_sighting=self._recorder.on_sighting,
-            names=self._recorder.names.name_of,
             verify_interval=scalar_interval,
             tensor_interval=tensor_interval,
+            histogram_interval=histogram_interval,
         )
         self._scaler = None if scaler is None else weakref.ref(scaler)
         self._releases: list[Callable[[], None]] = []
@@ -330,6 +339,8 @@ class _Recorder:
             kind = _kind_of_step(one)
             if kind is not None:
                 data = _facts_of_step(kind, record, one)
+                if one.nonfinite_rows:
+                    data["nonfinite_names"] = self.names.names_of(name, one.nonfinite_rows[:8])
                 self._event(Event(record.step, record.wall_time, kind, optimizer=self._label(name), data=data))
 
     def on_sighting(self, sighting: Sighting) -> None:
@@ -433,8 +444,6 @@ def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[
         data["new_scale"] = record.new_scale
     if kind == "nonfinite_step":
         data["nonfinite_tensors"] = max(one.nonfinite_tensors, one.nonfinite_after)
-    if one.nonfinite_names:
-        data["nonfinite_names"] = one.nonfinite_names
     if one.parameters_nonfinite is not None:
         data["params_nonfinite"] = one.parameters_nonfinite
     return data
@@ -445,22 +454,28 @@ class _Names:
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], modules: Mapping[str, nn.Module]) -> None:
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
-        self._several_optimizers = len(optimizers) > 1
-        self._labels = {id(optimizer): name for name, optimizer in optimizers.items()}
+        self._optimizers = {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
 
-    def name_of(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> str:
-        """Looked up anew each time: parameters may be added or replaced. For events, not for every step."""
+    def names_of(self, optimizer: str, rows: Iterable[int] | None = None) -> tuple[str, ...]:
+        """The names of an optimizer's parameters, in its order; with `rows` only of those.
+
+        Looked up anew each time, for parameters may be added or replaced: for events and intervals, not every step.
+        """
+        alive = self._optimizers[optimizer]()
+        if alive is None:
+            return ()
+        known: dict[int, str] = {}
         for prefix, ref in self._modules.items():
             module = ref()
-            for name, each in () if module is None else module.named_parameters():
-                if each is parameter:
-                    return f"{prefix}.{name}" if prefix else name
-        label = f"{self._labels.get(id(optimizer))}." if self._several_optimizers else ""
-        for number, group in enumerate(optimizer.param_groups):
-            for place, each in enumerate(group["params"]):
-                if each is parameter:
-                    return f"{label}group{number}.param{place}"
-        return f"{label}unknown"
+            for name, parameter in () if module is None else module.named_parameters():
+                known.setdefault(id(parameter), f"{prefix}.{name}" if prefix else name)
+        label = f"{optimizer}." if len(self._optimizers) > 1 else ""
+        names = [
+            known.get(id(parameter)) or f"{label}group{number}.param{place}"
+            for number, group in enumerate(alive.param_groups)
+            for place, parameter in enumerate(group["params"])
+        ]
+        return tuple(names if rows is None else [names[row] for row in rows])
 
 
 # -- what wrap() was given ---------------------------------------------------------------------------------------------

@@ -12,145 +12,43 @@ stepped or one steps again.
 
 from __future__ import annotations
 
-import enum
 import functools
 import math
-import operator
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tbnum.measure.norms import TensorNorms, combine, norms_of
+from tbnum.measure.histogram import histograms_of
+from tbnum.measure.norms import norms_of
+from tbnum.measure.statistics import statistics_of
 from tbnum.observe.caller import users_line, users_stacklevel
-from tbnum.observe.transfer import Number, Transfer, hold
+from tbnum.observe.gradients import gradients_of, local, look_at, parameters_of
+from tbnum.observe.records import (
+    UNKNOWN,
+    Change,
+    Measurement,
+    OpenOptimizer,
+    Pending,
+    Rows,
+    Sighting,
+    Stage,
+    StepRecord,
+    Update,
+)
+from tbnum.observe.transfer import Number, hold
 
-__all__ = ["OptimizerRecord", "Sighting", "StepObserver", "StepRecord"]
+__all__ = ["StepObserver"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-UNKNOWN = math.nan
 MAX_PENDING = 256  # steps whose device values may be under way; a device is never that far behind its host
-
-
-@dataclass
-class OptimizerRecord:
-    """What one optimizer did in one step. Unknown is NaN."""
-
-    grad_norm: float = UNKNOWN
-    grad_norm_clipped: float = UNKNOWN
-    clip_coef: float = UNKNOWN
-    max_norm: float = UNKNOWN
-    skipped: bool = False
-    nonfinite_tensors: float = UNKNOWN
-    nonfinite_names: list[str] = field(default_factory=list)  # up to 8 of them
-    nonfinite_after: float = 0.0  # gradients that were not finite when the optimizer got them, where that was looked at
-    tensors: int = 0  # gradients that there were
-    parameters: int = 0
-    parameters_nonfinite: bool | None = None  # looked at on a skip that the host knows of, else None
-    lr: list[float] = field(default_factory=list)  # of each parameter group
-    param_norm: float = UNKNOWN
-    update_norm: float = UNKNOWN
-
-
-@dataclass
-class StepRecord:
-    """One step, all of its values on the host. `optimizers` holds those that took part."""
-
-    step: int
-    wall_time: float
-    loss: float = UNKNOWN
-    micro_batches: float = UNKNOWN
-    loss_scale: float = UNKNOWN
-    growth_tracker: float = UNKNOWN
-    new_scale: float | None = None
-    scale_was_set: bool = False
-    optimizers: dict[str, OptimizerRecord] = field(default_factory=dict)
-
-    @property
-    def skipped(self) -> bool:
-        return any(record.skipped for record in self.optimizers.values())
-
-
-@dataclass(frozen=True)
-class Sighting:
-    """A thing seen in the loop that is no step: the kind of event that it makes, and its facts."""
-
-    kind: str
-    step: int
-    wall_time: float
-    data: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: str | None = None
-
-
-class Stage(enum.Enum):
-    """Where the gradients of an optimizer are on their way through a step."""
-
-    COLLECTING = enum.auto()  # backward adds to them
-    MEASURED = enum.auto()  # their norm before clipping is known
-    STEPPING = enum.auto()  # inside optimizer.step()
-    STEPPED = enum.auto()
-
-
-@dataclass(frozen=True)
-class _Measurement:
-    """One pass over some gradients; lists have one entry a device."""
-
-    norms: list[TensorNorms]
-    totals: list[Number]  # still multiplied by `divisor`
-    nonfinite: list[Number]  # gradients that hold NaN or inf
-    divisor: Number = 1.0
-
-
-_NOTHING = _Measurement([], [], [])
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """Gradients as they were when last looked at: a write to one raises its version, a new one is another object."""
-
-    gradients: list[Tensor]
-    versions: list[int]
-
-    def unchanged_in(self, gradients: list[Tensor]) -> bool:
-        """About 0.1 microseconds a tensor, on the host alone."""
-        return (
-            len(gradients) == len(self.gradients)
-            and all(map(operator.is_, gradients, self.gradients))
-            and _versions(gradients) == self.versions
-        )
-
-
-class _OpenOptimizer:
-    """One optimizer in the step that is open. Values are `Number`s until the step has closed."""
-
-    def __init__(self) -> None:
-        self.stage = Stage.COLLECTING
-        self.parameters: list[Tensor] = []  # that have a gradient, in the optimizer's order
-        self.before = _NOTHING  # of the gradients as they were found
-        self.after: _Measurement | None = None  # of what the optimizer got, where it was measured
-        self.sharded = False  # gradients are DTensors: the norms are those of this rank's part alone
-        self.coefficients: list[Number] = []  # of clips that covered every gradient
-        self.clipped = False  # a clip was seen
-        self.uncertain = False  # gradients changed in a way that `coefficients` does not tell
-        self.max_norms: set[float] = set()
-        self.backwards_before = 0  # of the step, when the gradients were unscaled
-        self.seen: _Seen | None = None  # the gradients when they were last looked at
-        self.found_inf: list[Number] = []
-        self.parameters_nonfinite: Number | None = None
-        self.lr: list[Number] = []
-        self.groups_parameters = 0
-        self.snapshot: list[Tensor] = []
-        self.param_norm: list[Number] = []
-        self.update_norm: list[Number] = []
 
 
 def _harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -181,20 +79,20 @@ class StepObserver:
         *,
         on_step: Callable[[StepRecord], None],
         on_sighting: Callable[[Sighting], None],
-        names: Callable[[torch.optim.Optimizer, Tensor], str],
         verify_interval: int,
         tensor_interval: int,
+        histogram_interval: int,
     ) -> None:
         self._optimizers = {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
         self._name_of = {id(optimizer): name for name, optimizer in optimizers.items()}
         self._scaler = None if scaler is None else weakref.ref(scaler)
         self._on_step = on_step
         self._on_sighting = on_sighting
-        self._names = names
         self._verify_interval = verify_interval
         self._tensor_interval = tensor_interval
+        self._histogram_interval = histogram_interval
         self.next_step = 0
-        self._open: dict[str, _OpenOptimizer] = {}
+        self._open: dict[str, OpenOptimizer] = {}
         self._losses: list[Number] = []
         self._logged_losses: list[Number] = []
         self._closure_losses: list[Number] = []
@@ -202,7 +100,7 @@ class StepObserver:
         self._loss_scale: Number = UNKNOWN
         self._scale_was_seen = False
         self._in_scaler_step: str | None = None
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[Pending] = deque()
         self._seen_once: set[tuple[str, str | None]] = set()
         self._without_gradients: set[str] = set()
         self.troubles = 0
@@ -267,7 +165,7 @@ class StepObserver:
         self._loss_scale = _held_scale(scaler)
         if one.clipped:  # before unscale_: `before` was measured then, under the scale
             one.uncertain = True
-            one.seen = _look_at(_gradients(one.parameters))
+            one.seen = look_at(optimizer)
             return
         self._measure(one, optimizer, 1.0)
 
@@ -277,7 +175,7 @@ class StepObserver:
         name = self.name_of(optimizer)
         if name is None:
             return
-        gradients = _gradients(_parameters(optimizer))
+        gradients = gradients_of(parameters_of(optimizer))
         half = sum(gradient.dtype == torch.float16 for gradient in gradients)
         if half:
             data = {"where": users_line(), "float16": half, "tensors": len(gradients)}
@@ -296,7 +194,8 @@ class StepObserver:
         if one.stage is Stage.STEPPED:
             self._sight_once("update_missing", {"where": users_line()}, name)
         elif one.stage is Stage.MEASURED and len(self._backwards) > one.backwards_before:
-            changed = not _unchanged(one, optimizer)  # else the later backward was another optimizer's alone
+            # Else the later backward was another optimizer's alone.
+            changed = one.seen is None or not one.seen.unchanged_in(optimizer)
             if changed:
                 self._sight_once("unscale_in_accumulation", {"where": users_line()}, name)
 
@@ -309,7 +208,7 @@ class StepObserver:
         if failed:
             one = self._open.get(name)
             if one is not None and one.stage is not Stage.STEPPED:
-                if not any(parameter.grad is not None for parameter in _parameters(optimizer)):
+                if not any(parameter.grad is not None for parameter in parameters_of(optimizer)):
                     self._sight_without_gradients(name, optimizer)
                 self._open.pop(name, None)
             return
@@ -324,22 +223,22 @@ class StepObserver:
         else:  # a fused kernel may have skipped inside; known here only where found_inf lives on the host
             skipped = any(found_inf for found_inf in one.found_inf if isinstance(found_inf, float))
         if skipped:
-            one.parameters_nonfinite = _any_nonfinite(_parameters(optimizer))
+            one.parameters_nonfinite = _any_nonfinite(parameters_of(optimizer))
 
     @_harmless
-    def update_begins(self, new_scale: float | Tensor | None) -> _Update | None:
+    def update_begins(self, new_scale: float | Tensor | None) -> Update | None:
         """Before `scaler.update(new_scale)`. What it returns is to be given to `update_ended`."""
         scaler = self.scaler
         if scaler is None or scaler._scale is None or scaler._growth_tracker is None or _capturing():
             return None
-        return _Update(
+        return Update(
             old_scale=hold(scaler._scale),
             growth_tracker=hold(scaler._growth_tracker),
             was_set=new_scale is not None,
         )
 
     @_harmless
-    def update_ended(self, update: _Update) -> None:
+    def update_ended(self, update: Update) -> None:
         scaler = self.scaler
         if scaler is None or scaler._scale is None:
             return
@@ -349,7 +248,7 @@ class StepObserver:
             return
         if self._open:  # unscaled, then abandoned: the next iteration begins anew
             self._clear()
-        self._settle(_Pending(None, [], update, max(self.next_step - 1, 0), time.time()))
+        self._settle(Pending(max(self.next_step - 1, 0), time.time(), update))
 
     # -- the optimizer -----------------------------------------------------------------------------------------
 
@@ -377,13 +276,13 @@ class StepObserver:
         if one.stage is Stage.COLLECTING:
             self._measure(one, optimizer, divisor)
         elif self._must_look_again(one, optimizer):
-            one.after = _measured(_gradients(one.parameters), divisor)
-        if not one.parameters:
+            one.after = _measured(gradients_of(parameters_of(optimizer)), divisor)
+        if not one.places:
             self._sight_without_gradients(name, optimizer)
         else:
             self._without_gradients.discard(name)
         if self.next_step % self._tensor_interval == 0:
-            one.snapshot = [_wide(parameter.detach(), copy=True) for parameter in _parameters(optimizer)]
+            one.snapshot = [_wide(parameter, copy=True) for parameter in local(parameters_of(optimizer))]
         one.stage = Stage.STEPPING
 
     @_harmless
@@ -414,7 +313,7 @@ class StepObserver:
         clipped = set(map(id, parameters))
         touched = {}
         for name, optimizer in self.optimizers().items():
-            its_own = _with_gradient(optimizer)
+            its_own = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
             covered = sum(map(clipped.__contains__, map(id, its_own)))
             if not covered:
                 continue
@@ -430,7 +329,7 @@ class StepObserver:
     def _before_clip(self, name: str, optimizer: torch.optim.Optimizer, max_norm: float | None) -> None:
         one = self._opened(name)
         scaler = self.scaler
-        if one.stage is Stage.COLLECTING or not _unchanged(one, optimizer):
+        if one.seen is None or not one.seen.unchanged_in(optimizer):
             divisor: Number = 1.0
             if scaler is not None and not _is_unscaled(scaler, optimizer) and scaler._scale is not None:
                 divisor = hold(scaler._scale)
@@ -456,7 +355,8 @@ class StepObserver:
                 one.uncertain = True
             else:
                 one.coefficients.append(_coefficient(max_norm, hold(total_norm)))
-            one.seen = _look_at(_gradients(one.parameters))
+            optimizer = self._optimizers[name]()
+            one.seen = None if optimizer is None else look_at(optimizer)
 
     # -- closing -----------------------------------------------------------------------------------------------
 
@@ -474,8 +374,8 @@ class StepObserver:
         self._clear()
         self.drain(wait=True)
 
-    def _opened(self, name: str) -> _OpenOptimizer:
-        return self._open.setdefault(name, _OpenOptimizer())
+    def _opened(self, name: str) -> OpenOptimizer:
+        return self._open.setdefault(name, OpenOptimizer())
 
     def _clear(self) -> None:
         self._open = {}
@@ -485,66 +385,88 @@ class StepObserver:
         self._backwards = set()
         self._loss_scale = UNKNOWN
 
-    def _close(self, update: _Update | None) -> None:
+    def _close(self, update: Update | None) -> None:
         losses = self._logged_losses or self._losses or self._closure_losses
         micro_batches = len(self._backwards) or len(losses)
-        record = StepRecord(self.next_step, time.time(), micro_batches=micro_batches or UNKNOWN)
         stepped = {name: one for name, one in self._open.items() if one.stage is Stage.STEPPED}
         for one in stepped.values():
             one.seen = None  # the gradients are not ours to keep alive while the numbers are on their way
-        pending = _Pending(record, losses, update, record.step, record.wall_time, self._loss_scale, stepped)
+        pending = Pending(
+            self.next_step,
+            time.time(),
+            update,
+            micro_batches=micro_batches or UNKNOWN,
+            losses=losses,
+            loss_scale=self._loss_scale,
+            optimizers=stepped,
+        )
         self.next_step += 1
         self._clear()
         self._settle(pending)
 
-    def _settle(self, pending: _Pending) -> None:
-        pending.send()
+    def _settle(self, pending: Pending) -> None:
         self._pending.append(pending)
         self.drain()
 
-    def _hand_on(self, pending: _Pending) -> None:
-        record = pending.receive(self._names, self._optimizers)
+    def _hand_on(self, pending: Pending) -> None:
+        record, scales = pending.land()
         if record is not None:
             self._on_step(record)
-        update = pending.update
-        if update is None:
+        if scales is None:
             return
-        old, new = _on_host(update.old_scale), _on_host(update.new_scale)
-        if update.was_set:
+        old, new = scales
+        if pending.scale_was_set:
             kind = "scale_set"
         elif new != old:
             kind = "scale_growth" if new > old else "scale_backoff"
         else:
             return
-        self._on_sighting(Sighting(kind, pending.step, pending.wall_time, {"old_scale": old, "new_scale": new}, None))
+        self._on_sighting(Sighting(kind, pending.step, pending.wall_time, {"old_scale": old, "new_scale": new}))
 
     # -- measuring ---------------------------------------------------------------------------------------------
 
-    def _measure(self, one: _OpenOptimizer, optimizer: torch.optim.Optimizer, divisor: Number) -> None:
+    def _measure(self, one: OpenOptimizer, optimizer: torch.optim.Optimizer, divisor: Number) -> None:
         """The norms of the gradients as they are now, before clipping; forgets an earlier measurement."""
-        one.parameters = _with_gradient(optimizer)
-        one.groups_parameters = sum(len(group["params"]) for group in optimizer.param_groups)
-        one.sharded = any(hasattr(parameter.grad, "_local_tensor") for parameter in one.parameters)
-        gradients = _gradients(one.parameters)
-        one.before = _measured(gradients, divisor)
-        one.seen = _look_at(gradients)
+        parameters = parameters_of(optimizer)
+        one.parameters = len(parameters)
+        one.places = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
+        one.seen = look_at(optimizer)
+        one.sharded = any(hasattr(gradient, "_local_tensor") for gradient in one.seen.gradients)
+        one.before = _measured(one.seen.gradients, divisor)
         one.coefficients, one.max_norms = [], set()
         one.clipped = one.uncertain = False
         one.stage = Stage.MEASURED
+        failed = any(isinstance(count, float) and count > 0 for count in one.before.nonfinite)
+        if failed or self.next_step % self._tensor_interval == 0:
+            self._look_closely(one, divisor)
 
-    def _must_look_again(self, one: _OpenOptimizer, optimizer: torch.optim.Optimizer) -> bool:
-        if one.uncertain or not _unchanged(one, optimizer):
+    def _look_closely(self, one: OpenOptimizer, divisor: Number) -> None:
+        """Statistics of each gradient, and their histogram: two more passes."""
+        assert one.seen is not None
+        gradients = local(one.seen.gradients)
+        # What backward made was the gradient times the scale: that is what has to fit into a narrow format.
+        known = not (isinstance(self._loss_scale, float) and math.isnan(self._loss_scale))
+        scale = self._loss_scale / divisor if known else 1.0
+        histograms = histograms_of(gradients)
+        one.rows = Rows(statistics_of(gradients, scale), histograms, divisor, self._histograms_due())
+
+    def _histograms_due(self) -> bool:
+        return self.next_step % self._histogram_interval == 0
+
+    def _must_look_again(self, one: OpenOptimizer, optimizer: torch.optim.Optimizer) -> bool:
+        if one.uncertain or one.seen is None or not one.seen.unchanged_in(optimizer):
             one.uncertain = True
             return True
         return one.clipped and self.next_step % self._verify_interval == 0
 
-    def _measure_update(self, one: _OpenOptimizer, optimizer: torch.optim.Optimizer) -> None:
-        parameters = [parameter.detach() for parameter in _parameters(optimizer)]
-        if len(parameters) == len(one.snapshot):
-            changes = torch._foreach_sub([_wide(parameter) for parameter in parameters], one.snapshot)
-            one.update_norm = [hold(norms.total()) for norms in norms_of(changes)]
-            one.param_norm = [hold(norms.total()) for norms in norms_of(parameters)]
-        one.snapshot = []
+    def _measure_update(self, one: OpenOptimizer, optimizer: torch.optim.Optimizer) -> None:
+        before, one.snapshot = one.snapshot, []
+        after = [_wide(parameter) for parameter in local(parameters_of(optimizer))]
+        if len(after) == len(before):  # else the step itself added a group
+            changes = torch._foreach_sub(after, before)
+            norms = {"parameter": norms_of(after), "update": norms_of(changes)}
+            histograms = {"parameter": histograms_of(after), "update": histograms_of(changes)}
+            one.change = Change(norms, histograms, self._histograms_due())
 
     # -- sightings ---------------------------------------------------------------------------------------------
 
@@ -575,191 +497,16 @@ class StepObserver:
     def _sight_without_gradients(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         if name not in self._without_gradients:
             self._without_gradients.add(name)
-            self.sight("no_gradients", {"parameters": len(_parameters(optimizer))}, self._label(name))
+            self.sight("no_gradients", {"parameters": len(parameters_of(optimizer))}, self._label(name))
 
     def _label(self, name: str | None) -> str | None:
         return name if len(self._optimizers) > 1 else None
 
 
-@dataclass
-class _Update:
-    """One call of `scaler.update()`."""
-
-    old_scale: Number
-    growth_tracker: Number
-    was_set: bool
-    new_scale: Number = UNKNOWN
-
-
-class _Pending:
-    """A step (or a lone update) that has closed and whose numbers may still be on a device."""
-
-    def __init__(
-        self,
-        record: StepRecord | None,
-        losses: list[Number],
-        update: _Update | None,
-        step: int,
-        wall_time: float,
-        loss_scale: Number = UNKNOWN,
-        optimizers: Mapping[str, _OpenOptimizer] | None = None,
-    ) -> None:
-        self.record = record
-        self.losses = losses
-        self.update = update
-        self.step = step
-        self.wall_time = wall_time
-        self.loss_scale = loss_scale
-        self.optimizers = dict(optimizers or {})
-        self._transfer: Transfer | None = None
-
-    def send(self) -> None:
-        numbers = self._lists()
-        norms = [each.norms for one in self.optimizers.values() for each in self._measured_last(one).norms]
-        self._transfer = Transfer([number for each in numbers for number in each], norms)
-        self._lengths = [len(each) for each in numbers]
-
-    @staticmethod
-    def _measured_last(one: _OpenOptimizer) -> _Measurement:
-        return one.after or one.before
-
-    def ready(self) -> bool:
-        assert self._transfer is not None
-        return self._transfer.ready()
-
-    def _lists(self) -> list[list[Number]]:
-        """Every number of the step, list by list; `receive` takes them in the same order."""
-        update = self.update
-        scales = [] if update is None else [update.old_scale, update.growth_tracker, update.new_scale]
-        lists: list[list[Number]] = [self.losses, [self.loss_scale], scales]
-        for one in self.optimizers.values():
-            after = one.after or _NOTHING
-            lists += [
-                one.before.totals,
-                [one.before.divisor],
-                one.before.nonfinite,
-                after.totals,
-                [after.divisor],
-                after.nonfinite,
-                one.coefficients,
-                one.found_inf,
-                one.lr,
-                one.param_norm,
-                one.update_norm,
-                [] if one.parameters_nonfinite is None else [one.parameters_nonfinite],
-            ]
-        return lists
-
-    def receive(
-        self,
-        names: Callable[[torch.optim.Optimizer, Tensor], str],
-        refs: Mapping[str, weakref.ref[torch.optim.Optimizer]],
-    ) -> StepRecord | None:
-        assert self._transfer is not None
-        flat = iter(self._transfer.numbers())
-        norms = iter(self._transfer.vectors())
-        lists = iter([[next(flat) for _ in range(length)] for length in self._lengths])
-        losses, (loss_scale,), scales = next(lists), next(lists), next(lists)
-        if self.update is not None:
-            self.update.old_scale, self.update.growth_tracker, self.update.new_scale = scales
-        record = self.record
-        if record is None:
-            return None
-        record.loss = sum(losses) if losses else UNKNOWN
-        record.loss_scale = loss_scale
-        if self.update is not None:
-            record.growth_tracker = _on_host(self.update.growth_tracker)
-            record.new_scale = _on_host(self.update.new_scale)
-            record.scale_was_set = self.update.was_set
-        for name, one in self.optimizers.items():
-            values = [next(lists) for _ in range(12)]
-            record.optimizers[name] = _received(one, values)
-            optimizer = refs[name]()
-            one_record = record.optimizers[name]
-            vectors = [next(norms) for _ in self._measured_last(one).norms]
-            if (one_record.nonfinite_tensors > 0 or one_record.nonfinite_after > 0) and optimizer is not None:
-                one_record.nonfinite_names = [
-                    names(optimizer, one.parameters[at])
-                    for at in _nonfinite_places(self._measured_last(one).norms, vectors)[:8]
-                ]
-        return record
-
-
-def _received(one: _OpenOptimizer, values: list[list[float]]) -> OptimizerRecord:
-    before, (divisor,), nonfinite, after, (after_divisor,), after_nonfinite, *rest = values
-    coefficients, found_inf, lr, param, update, bad = rest
-    record = OptimizerRecord(tensors=len(one.parameters), parameters=one.groups_parameters, lr=lr)
-    record.skipped = any(found_inf) if found_inf else False
-    record.parameters_nonfinite = bool(bad[0]) if bad else None
-    if one.parameters:
-        record.grad_norm = _ratio(combine(before), divisor)
-        record.nonfinite_tensors = sum(nonfinite)
-        if found_inf and not record.skipped:
-            record.nonfinite_tensors = 0.0  # finite elements, whose norm is not
-        record.nonfinite_after = sum(after_nonfinite)
-    else:
-        record.nonfinite_tensors = 0.0
-    if one.sharded:
-        record.grad_norm = UNKNOWN  # this rank's part of a norm is no norm
-    record.max_norm = next(iter(one.max_norms)) if len(one.max_norms) == 1 else UNKNOWN
-    if record.skipped:  # nothing of this batch reached the optimizer
-        return record
-    coefficient = math.prod(coefficients)
-    if after:
-        record.grad_norm_clipped = UNKNOWN if one.sharded else _ratio(combine(after), after_divisor)
-    elif coefficient == 0 and record.nonfinite_tensors == 0:
-        record.grad_norm_clipped = 0.0  # finite elements whose norm overflowed: clipping left nothing
-    elif one.parameters:
-        record.grad_norm_clipped = record.grad_norm * coefficient
-    if one.uncertain:
-        record.clip_coef = _ratio(record.grad_norm_clipped, record.grad_norm)
-    elif one.clipped:
-        record.clip_coef = coefficient
-    record.param_norm = combine(param)
-    record.update_norm = combine(update)
-    return record
-
-
-def _nonfinite_places(norms: list[TensorNorms], values: list[np.ndarray]) -> list[int]:
-    places: list[int] = []
-    for each, norm in zip(norms, values, strict=True):
-        places += [each.index[int(at)] for at in np.flatnonzero(~np.isfinite(norm))]
-    return sorted(places)
-
-
-# -- small questions, all of them without a sync on a device -------------------------------------------------------
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _with_gradient(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-
-
-def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    return [gradient for gradient in [parameter.grad for parameter in parameters] if gradient is not None]
-
-
-def _look_at(gradients: list[Tensor]) -> _Seen:
-    return _Seen(gradients, _versions(gradients))
-
-
-def _unchanged(one: _OpenOptimizer, optimizer: torch.optim.Optimizer) -> bool:
-    return one.seen is not None and one.seen.unchanged_in(_gradients(_parameters(optimizer)))
-
-
-def _versions(gradients: list[Tensor]) -> list[int]:
-    return [gradient._version for gradient in gradients]
-
-
-def _measured(gradients: list[Tensor], divisor: Number) -> _Measurement:
-    """One pass over the gradients, and two small kernels a device.
-
-    Of a DTensor only this rank's part is read: asking it for a norm would run a collective, which can hang.
-    """
-    gradients = [getattr(each, "_local_tensor", each) for each in gradients]
+@torch.no_grad()
+def _measured(gradients: list[Tensor], divisor: Number) -> Measurement:
+    """One pass over the gradients, and two small kernels a device."""
+    gradients = local(gradients)
     norms = norms_of(gradients)
     totals: list[Number] = []
     nonfinite: list[Number] = []
@@ -774,7 +521,7 @@ def _measured(gradients: list[Tensor], divisor: Number) -> _Measurement:
             # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
             suspects = [at for at, norm in zip(each.index, each.norms.tolist(), strict=True) if not math.isfinite(norm)]
             nonfinite.append(float(sum(not bool(torch.isfinite(_values(gradients[at])).all()) for at in suspects)))
-    return _Measurement(norms, totals, nonfinite, divisor)
+    return Measurement(norms, totals, nonfinite, divisor)
 
 
 def _learning_rates(optimizer: torch.optim.Optimizer) -> list[Number]:
@@ -787,11 +534,7 @@ def _as_number(value: Any) -> Number:
 
 def _wide(tensor: Tensor, copy: bool = False) -> Tensor:
     """A difference of two 16-bit numbers rounds away: take it in float32."""
-    return tensor.to(torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype, copy=copy)
-
-
-def _ratio(value: float, by: float) -> float:
-    return value / by if by else UNKNOWN
+    return tensor.detach().to(torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype, copy=copy)
 
 
 def _on_host(number: Number) -> float:
@@ -803,12 +546,13 @@ def _values(gradient: Tensor) -> Tensor:
     return gradient if gradient.layout is torch.strided else gradient.coalesce()._values()
 
 
+@torch.no_grad()
 def _any_nonfinite(tensors: list[Tensor]) -> Number | None:
     """1.0 where any element of any tensor is NaN or inf; one pass over them."""
     if not tensors or len({tensor.device for tensor in tensors}) > 1:
         return None
-    (norms,) = norms_of([tensor.detach() for tensor in tensors])
-    return hold(norms.nonfinite() > 0)
+    (norms,) = norms_of(local(tensors))
+    return hold((norms.nonfinite() > 0).to(torch.float32))
 
 
 def _coefficient(max_norm: float, total_norm: Number) -> Number:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,66 +31,60 @@ def hold(value: Tensor) -> Number:
 
 
 class Transfer:
-    """Brings one-element device tensors, and short vectors, to the host together.
+    """Brings all device tensors in a tree of lists and dicts to the host together.
 
-    One packed tensor for each device and one non-blocking copy into pinned memory; nothing waits until `numbers` or
-    `vectors` is asked for. Costs two small kernels and a copy of 4 or 8 bytes a value for each device; nothing where
-    there is no device tensor.
+    A 0-dim tensor arrives as a float, any other as a numpy array of its shape; everything else is passed on as it
+    is. Nothing waits until `tree` is asked for. Nobody may write to the tensors any more.
 
-    Args:
-        numbers: each a float, or a one-element tensor.
-        vectors: 1-D tensors that nobody writes to any more.
+    Costs for each device two small kernels and one non-blocking copy into pinned memory (two of each where there are
+    64-bit counts); nothing where there is no device tensor.
     """
 
-    def __init__(self, numbers: list[Number], vectors: list[Tensor] | None = None) -> None:
-        self._values: list[Number | np.ndarray] = [*numbers, *(vectors or [])]
-        self._numbers = len(numbers)
-        self._landing: list[tuple[list[int], list[int], Tensor]] = []
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
         self._arrivals: list[Arrival] = []
-        by_device: dict[torch.device, list[int]] = {}
-        for at, value in enumerate(self._values):
-            if not isinstance(value, Tensor):
-                continue
-            if on_host(value):
-                self._values[at] = value.detach().numpy() if at >= self._numbers else float(value.item())
-            else:
-                by_device.setdefault(value.device, []).append(at)
-        for places in by_device.values():
-            self._send(places)
-
-    def _send(self, places: list[int]) -> None:
-        tensors = [self._values[at].reshape(-1) for at in places]  # type: ignore[union-attr]
-        # torch.cat promotes: int32 beside float32 is exact to 2**24, and float64 is kept where there is one.
-        host, arrival = copy_to_host(torch.cat(tensors))  # type: ignore[arg-type]
-        self._landing.append((places, [tensor.numel() for tensor in tensors], host))  # type: ignore[union-attr]
-        if arrival is not None:
-            self._arrivals.append(arrival)
+        self._landing: dict[int, Tensor] = {}  # by id of a device tensor in the tree: where it lands
+        together: dict[tuple[torch.device, bool], list[Tensor]] = {}
+        for tensor in _tensors_in(tree):
+            if not on_host(tensor):
+                together.setdefault((tensor.device, tensor.dtype == torch.int64), []).append(tensor)
+        for tensors in together.values():
+            # torch.cat promotes: int32 beside float32 is exact to 2**24, and float64 is kept where there is one.
+            host, arrival = copy_to_host(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+            if arrival is not None:
+                self._arrivals.append(arrival)
+            start = 0
+            for tensor in tensors:
+                self._landing[id(tensor)] = host[start : start + tensor.numel()].view(tensor.shape)
+                start += tensor.numel()
 
     def ready(self) -> bool:
-        """Whether the values could be had at once. Costs a query of an event a device, no sync."""
+        """Whether the tree could be had at once. Costs a query of an event a device, no sync."""
         return all(arrival.query() for arrival in self._arrivals)
 
-    def numbers(self) -> list[float]:
-        """The numbers, in the order given. Waits for the copies that have not landed."""
-        self._land()
-        return self._values[: self._numbers]  # type: ignore[return-value]
-
-    def vectors(self) -> list[np.ndarray]:
-        """The vectors, in the order given. Waits for the copies that have not landed."""
-        self._land()
-        return self._values[self._numbers :]  # type: ignore[return-value]
-
-    def _land(self) -> None:
+    def tree(self) -> Any:
+        """The tree, on the host. Waits for the copies that have not landed."""
         for arrival in self._arrivals:
             arrival.synchronize()
-        for places, lengths, host in self._landing:
-            start = 0
-            packed = host.numpy()
-            for at, length in zip(places, lengths, strict=True):
-                part = packed[start : start + length]
-                self._values[at] = part if at >= self._numbers else float(part[0])
-                start += length
-        self._arrivals, self._landing = [], []
+        return self._landed(self._tree)
+
+    def _landed(self, node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: self._landed(each) for key, each in node.items()}
+        if isinstance(node, list):
+            return [self._landed(each) for each in node]
+        if isinstance(node, Tensor):
+            host = self._landing.get(id(node), node)
+            return float(host.item()) if host.ndim == 0 else host.detach().numpy()
+        return node
+
+
+def _tensors_in(node: Any) -> Iterator[Tensor]:
+    if isinstance(node, Tensor):
+        yield node
+    elif isinstance(node, (dict, list)):
+        for each in node.values() if isinstance(node, dict) else node:
+            yield from _tensors_in(each)
 
 
 def on_host(tensor: Tensor) -> bool:

@@ -1,0 +1,344 @@
+"""What a step is while it is open, while its numbers are on their way, and when the host has them."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from tbnum.measure.histogram import TensorHistograms
+from tbnum.measure.norms import TensorNorms, combine
+from tbnum.measure.statistics import STATISTICS, TensorStatistics
+from tbnum.observe.gradients import Seen
+from tbnum.observe.transfer import Number, Transfer
+
+__all__ = ["OptimizerRecord", "Sighting", "StepRecord"]
+
+UNKNOWN = math.nan
+
+
+# -- what is handed on -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class OptimizerRecord:
+    """What one optimizer did in one step. Unknown is NaN.
+
+    Arrays have a row for each of the optimizer's parameters, in its order, those without a gradient included.
+    """
+
+    grad_norm: float = UNKNOWN
+    grad_norm_clipped: float = UNKNOWN
+    clip_coef: float = UNKNOWN
+    max_norm: float = UNKNOWN
+    skipped: bool = False
+    nonfinite_tensors: float = UNKNOWN
+    nonfinite_after: float = 0.0  # gradients that were not finite when the optimizer got them, where that was looked at
+    nonfinite_rows: list[int] = field(default_factory=list)  # of the parameters whose gradient was not finite
+    tensors: int = 0  # gradients that there were
+    parameters_nonfinite: bool | None = None  # looked at on a skip that the host knows of, else None
+    lr: list[float] = field(default_factory=list)  # of each parameter group
+    param_norm: float = UNKNOWN
+    update_norm: float = UNKNOWN
+    grad_norms: np.ndarray | None = None  # (P,) float32, unscaled, before clipping
+    columns: dict[str, np.ndarray] = field(default_factory=dict)  # (P,) each; at an interval, or of a step that failed
+    histograms: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # (BINS,) int64, of all gradients, parameters, updates
+    tensor_histograms: dict[str, np.ndarray] = field(default_factory=dict)  # (P, BINS) int64, likewise
+
+
+@dataclass
+class StepRecord:
+    """One step, all of its values on the host. `optimizers` holds those that took part."""
+
+    step: int
+    wall_time: float
+    loss: float = UNKNOWN
+    micro_batches: float = UNKNOWN
+    loss_scale: float = UNKNOWN
+    growth_tracker: float = UNKNOWN
+    new_scale: float | None = None
+    optimizers: dict[str, OptimizerRecord] = field(default_factory=dict)
+
+    @property
+    def skipped(self) -> bool:
+        return any(record.skipped for record in self.optimizers.values())
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A thing seen in the loop that is no step: the kind of event that it makes, and its facts."""
+
+    kind: str
+    step: int
+    wall_time: float
+    data: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
+
+
+# -- a step that is open ---------------------------------------------------------------------------------------------
+
+
+class Stage(enum.Enum):
+    """Where the gradients of an optimizer are on their way through a step."""
+
+    COLLECTING = enum.auto()  # backward adds to them
+    MEASURED = enum.auto()  # their norm before clipping is known
+    STEPPING = enum.auto()  # inside optimizer.step()
+    STEPPED = enum.auto()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One pass over some gradients; lists have one entry a device."""
+
+    norms: list[TensorNorms]
+    totals: list[Number]  # still multiplied by `divisor`, as all of it
+    nonfinite: list[Number]  # gradients that hold NaN or inf
+    divisor: Number = 1.0
+
+    def tree(self) -> dict[str, Any]:
+        norms = [each.norms for each in self.norms]
+        return {"norms": norms, "totals": self.totals, "nonfinite": self.nonfinite, "divisor": self.divisor}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Statistics of each of some tensors; `divisor` is what the tensors still carried."""
+
+    statistics: list[TensorStatistics]
+    histograms: list[TensorHistograms]
+    divisor: Number
+    each_histogram: bool  # not only that of all of them
+
+    def tree(self) -> dict[str, Any]:
+        return {
+            "statistics": [each.values for each in self.statistics],
+            "histograms": _counts(self.histograms, self.each_histogram),
+            "divisor": self.divisor,
+        }
+
+
+@dataclass(frozen=True)
+class Change:
+    """Norms and histograms of the parameters and of their change in a step."""
+
+    norms: dict[str, list[TensorNorms]]
+    histograms: dict[str, list[TensorHistograms]]
+    each_histogram: bool
+
+    def tree(self) -> dict[str, Any]:
+        return {
+            "norms": {source: [each.norms for each in norms] for source, norms in self.norms.items()},
+            "histograms": {source: _counts(some, self.each_histogram) for source, some in self.histograms.items()},
+        }
+
+
+def _counts(histograms: list[TensorHistograms], each_of_them: bool) -> dict[str, Any]:
+    counts = [each.counts for each in histograms]
+    return {"whole": [each.sum(0) for each in counts], "each": counts if each_of_them else None}
+
+
+NOTHING = Measurement([], [], [])
+
+
+class OpenOptimizer:
+    """One optimizer in the step that is open. Values are `Number`s until the step has closed."""
+
+    def __init__(self) -> None:
+        self.stage = Stage.COLLECTING
+        self.places: list[int] = []  # of the parameters that have a gradient, among all of the optimizer's
+        self.parameters = 0  # how many the optimizer has
+        self.before = NOTHING  # of the gradients as they were found
+        self.rows: Rows | None = None  # likewise, tensor by tensor
+        self.after: Measurement | None = None  # of what the optimizer got, where it was measured
+        self.change: Change | None = None
+        self.coefficients: list[Number] = []  # of clips that covered every gradient
+        self.clipped = False  # a clip was seen
+        self.uncertain = False  # gradients changed in a way that `coefficients` does not tell
+        self.max_norms: set[float] = set()
+        self.backwards_before = 0  # of the step, when the gradients were unscaled
+        self.seen: Seen | None = None  # the gradients when they were last looked at
+        self.found_inf: list[Number] = []
+        self.sharded = False  # gradients are DTensors: the norms are those of this rank's part alone
+        self.parameters_nonfinite: Number | None = None
+        self.lr: list[Number] = []
+        self.snapshot: list[Tensor] = []  # the parameters as they were
+
+    def tree(self) -> dict[str, Any]:
+        """All numbers, for a `Transfer`."""
+        return {
+            "before": self.before.tree(),
+            "after": None if self.after is None else self.after.tree(),
+            "rows": None if self.rows is None else self.rows.tree(),
+            "change": None if self.change is None else self.change.tree(),
+            "coefficients": self.coefficients,
+            "found_inf": self.found_inf,
+            "lr": self.lr,
+            "parameters_nonfinite": self.parameters_nonfinite,
+        }
+
+
+@dataclass
+class Update:
+    """One call of `scaler.update()`."""
+
+    old_scale: Number
+    growth_tracker: Number
+    was_set: bool
+    new_scale: Number = UNKNOWN
+
+    def tree(self) -> dict[str, Any]:
+        return {"old": self.old_scale, "growth_tracker": self.growth_tracker, "new": self.new_scale}
+
+
+# -- a step that has closed --------------------------------------------------------------------------------------------
+
+
+class Pending:
+    """A step, or a lone update, that has closed and whose numbers may still be on a device."""
+
+    def __init__(
+        self,
+        step: int,
+        wall_time: float,
+        update: Update | None,
+        *,
+        micro_batches: float = UNKNOWN,
+        losses: list[Number] | None = None,
+        loss_scale: Number = UNKNOWN,
+        optimizers: Mapping[str, OpenOptimizer] | None = None,
+    ) -> None:
+        self.step = step
+        self.wall_time = wall_time
+        self.scale_was_set = update is not None and update.was_set
+        self._micro_batches = micro_batches
+        self._optimizers = dict(optimizers or {})
+        self._transfer = Transfer(
+            {
+                "losses": losses or [],
+                "loss_scale": loss_scale,
+                "update": None if update is None else update.tree(),
+                "optimizers": {name: one.tree() for name, one in self._optimizers.items()},
+            }
+        )
+
+    def ready(self) -> bool:
+        return self._transfer.ready()
+
+    def land(self) -> tuple[StepRecord | None, tuple[float, float] | None]:
+        """The step (None for a lone update), and the old and the new scale where there was an update."""
+        tree = self._transfer.tree()
+        update = tree["update"]
+        scales = None if update is None else (update["old"], update["new"])
+        if not self._optimizers:
+            return None, scales
+        record = StepRecord(self.step, self.wall_time, micro_batches=self._micro_batches)
+        record.loss = sum(tree["losses"]) if tree["losses"] else UNKNOWN
+        record.loss_scale = tree["loss_scale"]
+        if update is not None:
+            record.growth_tracker, record.new_scale = update["growth_tracker"], update["new"]
+        for name, one in self._optimizers.items():
+            record.optimizers[name] = _landed(one, tree["optimizers"][name])
+        return record, scales
+
+
+def _landed(one: OpenOptimizer, tree: Mapping[str, Any]) -> OptimizerRecord:
+    before, after = tree["before"], tree["after"]
+    record = OptimizerRecord(tensors=len(one.places), lr=tree["lr"])
+    record.skipped = any(tree["found_inf"])
+    nonfinite_parameters = tree["parameters_nonfinite"]
+    record.parameters_nonfinite = None if nonfinite_parameters is None else bool(nonfinite_parameters)
+    record.max_norm = next(iter(one.max_norms)) if len(one.max_norms) == 1 else UNKNOWN
+    record.nonfinite_tensors = sum(before["nonfinite"])
+    if tree["found_inf"] and not record.skipped:
+        record.nonfinite_tensors = 0.0  # finite elements, whose norm is not
+    if one.places:
+        norms = _spread(one.parameters, one.places, one.before.norms, before["norms"])
+        record.grad_norms = norms / before["divisor"] if before["divisor"] else np.full_like(norms, UNKNOWN)
+        # This rank's part of a sharded norm is no norm.
+        record.grad_norm = UNKNOWN if one.sharded else _ratio(combine(before["totals"]), before["divisor"])
+        if after is not None and one.after is not None:
+            record.nonfinite_after = sum(after["nonfinite"])
+            norms = _spread(one.parameters, one.places, one.after.norms, after["norms"])
+        if record.nonfinite_tensors > 0 or record.nonfinite_after > 0:
+            measured = norms[one.places]
+            record.nonfinite_rows = [one.places[int(at)] for at in np.flatnonzero(~np.isfinite(measured))]
+        _take_rows(record, one, tree["rows"])
+        _take_change(record, one, tree["change"])
+    if not record.skipped:  # else nothing of this batch reached the optimizer
+        _take_clipping(record, one, math.prod(tree["coefficients"]), after)
+    return record
+
+
+def _take_clipping(
+    record: OptimizerRecord, one: OpenOptimizer, coefficient: float, after: Mapping[str, Any] | None
+) -> None:
+    if after is not None:
+        record.grad_norm_clipped = UNKNOWN if one.sharded else _ratio(combine(after["totals"]), after["divisor"])
+    elif coefficient == 0 and record.nonfinite_tensors == 0:
+        record.grad_norm_clipped = 0.0  # finite elements whose norm overflowed: clipping left nothing
+    else:
+        record.grad_norm_clipped = record.grad_norm * coefficient
+    if one.uncertain:
+        record.clip_coef = _ratio(record.grad_norm_clipped, record.grad_norm)
+    elif one.clipped:
+        record.clip_coef = coefficient
+
+
+def _take_rows(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str, Any] | None) -> None:
+    if tree is None or one.rows is None:
+        return
+    rows = np.full((one.parameters, len(STATISTICS)), UNKNOWN)
+    for each, values in zip(one.rows.statistics, tree["statistics"], strict=True):
+        rows[np.asarray(one.places)[each.index]] = values
+    record.columns = dict(zip(STATISTICS, rows.T, strict=True))
+    record.columns["absmax"] = record.columns["absmax"] / (tree["divisor"] or UNKNOWN)
+    _take_histograms(record, "gradient", one.parameters, one.places, one.rows.histograms, tree["histograms"])
+
+
+def _take_change(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str, Any] | None) -> None:
+    if tree is None or one.change is None:
+        return
+    all_places = list(range(one.parameters))
+    for source, measured in one.change.norms.items():
+        norms = _spread(one.parameters, all_places, measured, tree["norms"][source])
+        record.columns[f"{'param' if source == 'parameter' else source}_norm"] = norms
+    record.param_norm = combine(record.columns["param_norm"].tolist())
+    record.update_norm = combine(record.columns["update_norm"].tolist())
+    for source, histograms in one.change.histograms.items():
+        _take_histograms(record, source, one.parameters, all_places, histograms, tree["histograms"][source])
+
+
+def _take_histograms(
+    record: OptimizerRecord,
+    source: str,
+    parameters: int,
+    places: list[int],
+    histograms: list[TensorHistograms],
+    counts: Mapping[str, Any],
+) -> None:
+    record.histograms[source] = sum(counts["whole"])
+    if counts["each"] is not None:
+        spread = np.zeros((parameters, counts["each"][0].shape[1]), np.int64)
+        for each, values in zip(histograms, counts["each"], strict=True):
+            spread[np.asarray(places)[each.index]] = values
+        record.tensor_histograms[source] = spread
+
+
+def _spread(parameters: int, places: list[int], norms: list[TensorNorms], values: list[np.ndarray]) -> np.ndarray:
+    """(P,) norms, NaN for parameters without a gradient."""
+    spread = np.full(parameters, UNKNOWN, np.result_type(*values))
+    for each, value in zip(norms, values, strict=True):
+        spread[np.asarray(places)[each.index]] = value
+    return spread
+
+
+def _ratio(value: float, by: float) -> float:
+    return value / by if by else UNKNOWN
