@@ -30,7 +30,6 @@ elements. `underflow/<format>`: share of all elements that are not zero but woul
 `overflow/<format>`: share of all elements that are finite but would not be in it. Shares of no elements are NaN."""
 
 _FIRST_SHARE = STATISTICS.index("underflow/float16")
-_FIRST_OVERFLOW = STATISTICS.index("overflow/float16")
 
 # Thresholds are kept in rising order at every scale: what the formats flush, what they cannot hold, beyond finite.
 _BY_FLUSH = sorted(FORMATS.values(), key=lambda each: each.flushes_to)
