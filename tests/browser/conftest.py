@@ -31,8 +31,8 @@ CHROMIUM_FLAGS = [
     "--disable-sync",
 ]
 REMEDY = (
-    "No browser for the panel's tests. Install one (apt-get install chromium, or: python -m playwright install chromium) "
-    "or name it in TBNUM_CHROMIUM."
+    "No browser for the panel's tests. Install one (apt-get install chromium, or python -m playwright install "
+    "chromium), or name one in TBNUM_CHROMIUM."
 )
 
 expect.set_options(timeout=WAIT_MS)

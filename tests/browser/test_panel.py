@@ -83,6 +83,28 @@ def test_seven_skips_among_fifty_thousand_steps_are_seven_marks(shared: TensorBo
     expect(panel.frame.locator(".on-curve .lane-skip")).to_have_count(7)
 
 
+def test_marks_stay_on_the_curve_when_the_room_changes(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    mark = panel.frame.locator(".on-curve .lane-skip").last
+    expect(mark).to_be_visible()
+
+    def share_of_height() -> float:
+        return mark.evaluate(
+            """mark => {
+                const plot = mark.closest(".u-over").getBoundingClientRect();
+                const at = mark.querySelector(".hit").getBoundingClientRect();
+                return (at.top + at.height / 2 - plot.top) / plot.height;
+            }"""
+        )
+
+    before, height = share_of_height(), panel.frame.locator(".u-over").first.evaluate("plot => plot.clientHeight")
+    panel.page.set_viewport_size({"width": 1440, "height": 700})
+    panel.wait_until(
+        lambda: panel.frame.locator(".u-over").first.evaluate("plot => plot.clientHeight") < height, "less room"
+    )
+    panel.wait_until(lambda: abs(share_of_height() - before) < 0.01, "marks where the curve is")
+
+
 def test_marks_that_crowd_are_counted_and_a_click_takes_them_apart(shared: TensorBoard, look: Look):
     panel = look(shared).open("gpt/demo").drawn()
     cluster = panel.frame.locator(".lanes .mark[data-kind=skip][data-count='7']")
@@ -98,7 +120,7 @@ def test_a_click_on_an_event_zooms_to_it_marks_it_and_opens_its_card(shared: Ten
     panel = look(shared).open("long").drawn()
     panel.frame.locator(".event-row[data-kind=skip][data-step='17863']").click()
     expect(panel.frame.locator(".lanes .mark.selected")).to_have_attribute("data-step", "17863")
-    assert "p.tbnum.steps=17803-17923" in panel.address()
+    panel.wait_until(lambda: "p.tbnum.steps=17803-17923" in panel.address(), "the zoom in the address")
     card = panel.frame.locator(".card")
     expect(card.locator(".cause")).to_have_text("bad batch")
     expect(card).to_contain_text("Step 17,863")
@@ -118,6 +140,7 @@ def test_a_click_on_a_mark_selects_it_where_it_is(shared: TensorBoard, look: Loo
     panel.frame.locator(".on-curve .lane-skip").nth(2).click()
     expect(panel.frame.locator(".card")).to_contain_text("Step 17,863")
     expect(panel.frame.locator(".row.chosen.event-row")).to_have_attribute("data-step", "17863")
+    panel.wait_until(lambda: "p.tbnum.event=17863.skip" in panel.address(), "the event in the address")
     assert "p.tbnum.steps" not in panel.address()
 
 
@@ -189,6 +212,17 @@ def test_every_non_finite_loss_has_its_mark_and_a_stretch_of_them_one_row(shared
     expect(panel.frame.locator(".event-row").nth(1)).to_contain_text("100 steps in a row")
 
 
+def test_an_event_beyond_the_last_step_has_its_mark(tmp_path: Path, serve: Serve, look: Look):
+    with training.Recording(tmp_path / "crashed", length=50) as run:
+        run.advance(50)
+        run.event("crash", {"error": "RuntimeError: out of memory"})
+    panel = look(serve(tmp_path)).open("crashed").drawn()
+    mark = panel.frame.locator(".lanes .mark[data-kind=finding]")
+    expect(mark).to_have_attribute("data-step", "50")
+    mark.click()
+    expect(panel.frame.locator(".card")).to_contain_text("out of memory")
+
+
 def test_the_x_axis_shows_time_and_keeps_marks_on_their_steps(shared: TensorBoard, look: Look):
     panel = look(shared).open("long").drawn()
     panel.frame.get_by_role("button", name="Time", exact=True).click()
@@ -214,7 +248,7 @@ def test_run_zoom_and_event_in_the_address_survive_a_reload(shared: TensorBoard,
     expect(panel.frame.locator("h1")).to_have_text("long")
     expect(panel.frame.locator(".card")).to_contain_text("Step 3,571")
     expect(panel.frame.locator(".lanes .mark.selected")).to_have_attribute("data-step", "3571")
-    assert "p.tbnum.steps=3511-3631" in panel.address()
+    panel.wait_until(lambda: "p.tbnum.steps=3511-3631" in panel.address(), "the zoom in the address")
 
 
 def test_dark_mode_follows_tensorboards_own(shared: TensorBoard, look: Look):
@@ -373,6 +407,12 @@ def test_a_front_end_that_was_not_built_says_how_to_build_it(shared: TensorBoard
 
 def missing(route: Route) -> None:
     route.fulfill(status=404, content_type="application/json", body='{"error": "no such file"}')
+
+
+def test_a_path_prefix_is_no_hindrance(logdir: Path, serve: Serve, look: Look):
+    panel = look(serve(logdir, "--path_prefix=/of/my/own")).open("long").drawn()
+    assert "/of/my/own/" in panel.url
+    expect(panel.frame.locator(".lanes .mark[data-kind=skip]")).to_have_count(7)
 
 
 def test_a_run_that_is_not_there_is_named(shared: TensorBoard, look: Look):

@@ -220,7 +220,7 @@ export class Charts {
       ...(spec.id === "loss" ? [this.lanes] : []), holder, summary,
     );
     const overlay = svg("svg", { class: "on-curve", "aria-hidden": "true" });
-    return { spec, element: pane, holder, summary, legend, plot: null, empty: false, edge: { step: [], infinite: [] }, overlay };
+    return { spec, element: pane, holder, summary, legend, plot: null, empty: false, made: [], data: [], edge: { step: [], infinite: [] }, overlay };
   }
 
   /** Names in the select of optimizers; hidden where there is one. @param {string[]} names @param {number} chosen */
@@ -232,8 +232,11 @@ export class Charts {
 
   /** Draws a model. Costs about a millisecond for each thousand points. @param {Model} model */
   show(model) {
+    const before = this.model;
     this.model = model;
-    this.xAxis = model.axis === "time" ? new TimeAxis(model.overview) : STEPS_AXIS;
+    if (model.axis !== before?.axis || model.overview !== before.overview) {
+      this.xAxis = model.axis === "time" ? new TimeAxis(model.overview) : STEPS_AXIS;
+    }
     this.logButton.setAttribute("aria-pressed", String(model.logLoss));
     if (!this.root.clientWidth || !this.root.clientHeight) return; // hidden; `resize` draws when it is not
     if (!Object.keys(this.colors).length) this.#readColors();
@@ -242,20 +245,24 @@ export class Charts {
     const [min, max] = this.#xRange();
     this.panes.forEach((pane, index) => {
       const scale = this.#scaleOf(pane.spec);
-      const { data, edge } = plotData(pane.spec, model.series, {
-        scale, prefix: model.prefix, smoothing: model.smoothing, xOf: (step) => this.xAxis.xOf(step),
-      });
-      pane.edge = edge;
+      const made = [model.series, scale, model.prefix, model.smoothing, this.xAxis];
+      const same = made.every((part, at) => part === pane.made[at]);
+      if (!same) {
+        Object.assign(pane, { made }, plotData(pane.spec, model.series, {
+          scale, prefix: model.prefix, smoothing: model.smoothing, xOf: (step) => this.xAxis.xOf(step),
+        }));
+      }
+      const { data } = pane;
       if (!pane.plot) pane.plot = this.#plot(pane, index, sizes[index], data);
       const { plot } = pane;
       plot.axes[0].label = this.#xLabel(index);
       const resized = plot.width !== sizes[index].width || plot.height !== sizes[index].height;
       if (resized) plot.setSize(sizes[index]);
       plot.batch(() => {
-        plot.setData(/** @type {any} */ (data), false);
+        if (!same) plot.setData(/** @type {any} */ (data), false);
         plot.setScale("x", { min, max });
       });
-      this.#describe(pane, data);
+      this.#describe(pane);
     });
   }
 
@@ -645,7 +652,7 @@ export class Charts {
       const positions = model.axis === "time" ? lane.steps.map((step) => this.xAxis.xOf(step)) : lane.steps;
       return { lane, clusters: cluster(positions, { min, max, width }) };
     });
-    const key = JSON.stringify([width, left, min, max, model.selected?.step, model.selected?.kind, model.series.header.version,
+    const key = JSON.stringify([width, plot.over.clientHeight, left, min, max, model.selected?.step, model.selected?.kind, model.series.header.version,
       lanes.map((lane) => [lane.kind.id, lane.steps.length]), plot.scales.y.min, plot.scales.y.max, model.series.bucketSteps]);
     if (key === this.drawnMarks) return;
     this.drawnMarks = key;
@@ -777,8 +784,8 @@ export class Charts {
 
   // ---- In words
 
-  /** @param {Pane} pane @param {(number | null)[][]} data */
-  #describe(pane, data) {
+  /** @param {Pane} pane */
+  #describe(pane) {
     const { spec, holder, legend, summary } = pane;
     const model = this.shown;
     const [from, to] = [Math.ceil(model.view[0]), Math.floor(model.view[1])];
@@ -798,16 +805,16 @@ export class Charts {
       legend.dataset.text = text;
       legend.replaceChildren(...items);
     }
-    summary.textContent = this.#summary(pane, data, from, to);
+    summary.textContent = this.#summary(pane, from, to);
   }
 
-  /** @param {Pane} pane @param {(number | null)[][]} data @param {number} from @param {number} to */
-  #summary({ spec }, data, from, to) {
+  /** @param {Pane} pane @param {number} from @param {number} to */
+  #summary({ spec }, from, to) {
     const model = this.shown;
     const format = spec.scale === "log2" ? formatScale : formatNumber;
     const where = `${spec.title}, steps ${formatCount(from)} to ${formatCount(to)}`;
     const line = model.series.line((spec.ofOptimizer ? model.prefix : "") + spec.lines[0].column);
-    if (!line || !data[0].length) return `${where}: not recorded.`;
+    if (!line || !model.series.length) return `${where}: not recorded.`;
     let [first, last, low, high] = [NaN, NaN, Infinity, -Infinity];
     for (let index = 0; index < model.series.length; index++) {
       if (model.series.stepLast[index] < from || model.series.step[index] > to) continue;

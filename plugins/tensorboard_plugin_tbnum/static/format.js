@@ -6,6 +6,9 @@
 
 const DASH = "–";
 const MINUS = "−";
+// Made once: toLocaleString makes a new one at each call, which takes longer than a drawing should.
+const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const SIX_DIGITS = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 6 });
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
 /** @param {number} exponent an integer */
@@ -17,7 +20,7 @@ export function superscript(exponent) {
 /** A count or a step with thousands apart: 1,234,567. @param {number | null | undefined} value */
 export function formatCount(value) {
   if (value == null || !Number.isFinite(value)) return DASH;
-  return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
+  return WHOLE.format(value);
 }
 
 /** A count where room is short: 999, 1.2k, 35k, 1.2M. @param {number} value */
@@ -45,8 +48,7 @@ export function formatNumber(value) {
     const [mantissa, exponent] = size.toExponential(5).split("e");
     text = `${trimZeros(mantissa)}×10${superscript(Number(exponent))}`;
   } else {
-    const rounded = Number(size.toPrecision(6));
-    text = rounded.toLocaleString("en-US", { maximumSignificantDigits: 6 });
+    text = SIX_DIGITS.format(size);
   }
   return (value < 0 ? MINUS : "") + text;
 }

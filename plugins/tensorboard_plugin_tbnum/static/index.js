@@ -72,12 +72,17 @@ class Panel {
     this.detailRequest = null;
     this.detailTimer = 0;
     this.hoverTimer = 0;
+    this.placeTimer = 0;
     this.pointerY = 0;
     /** @type {number | null} */
     this.cursor = null;
     /** @type {Map<number, StepValues>} */
     this.steps = new Map();
     this.stepsVersion = "";
+    /** @type {TbnumEvent[]} */
+    this.listed = [];
+    /** @type {unknown[]} */
+    this.listedFrom = [];
     this.#build(body);
   }
 
@@ -389,10 +394,14 @@ class Panel {
     this.#askForDetail(0);
   }
 
-  /** @returns {[number, number]} first and last step */
+  /** First and last step; an event may be on disk before its step, or come after the last one. @returns {[number, number]} */
   #extent() {
-    const { first_step: first, last_step: last } = /** @type {Loaded} */ (this.loaded).overview.header;
-    return [first ?? 0, last ?? 0];
+    const { overview, lanes } = /** @type {Loaded} */ (this.loaded);
+    const { first_step: first, last_step: last } = overview.header;
+    return [
+      Math.min(first ?? 0, ...lanes.map(({ steps }) => steps[0])),
+      Math.max(last ?? 0, ...lanes.map(({ steps }) => steps[steps.length - 1])),
+    ];
   }
 
   /** @param {number} from @param {number} to @returns {[number, number] | null} null: everything */
@@ -620,8 +629,8 @@ class Panel {
     const { zoom } = this.place;
     if (!zoom || !detail || !detail.length || detail.bucketSteps >= overview.bucketSteps) return overview;
     const [from, to] = [detail.step[0], detail.stepLast[detail.length - 1]];
-    const [first, last] = this.#extent();
-    return Math.max(first, zoom[0]) >= from && Math.min(last, zoom[1]) <= to ? detail : overview;
+    const { first_step: first, last_step: last } = overview.header;
+    return Math.max(first ?? 0, zoom[0]) >= from && Math.min(last ?? 0, zoom[1]) <= to ? detail : overview;
   }
 
   /** Fetches the view, with half of it on either side, where the overview is too coarse for it. @param {number} wait milliseconds */
@@ -660,9 +669,13 @@ class Panel {
     });
     const lane = loaded.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
     this.card.show(this.selected, { index: lane && this.selected ? lane.events.indexOf(this.selected) : 0, count: lane?.events.length ?? 0 });
-    const listed = listedEvents(loaded.lanes, this.hidden);
+    const listedFrom = [loaded.lanes, ...this.hidden];
+    if (listedFrom.length !== this.listedFrom.length || listedFrom.some((part, at) => part !== this.listedFrom[at])) {
+      this.listedFrom = listedFrom;
+      this.listed = listedEvents(loaded.lanes, this.hidden);
+    }
     const total = loaded.lanes.reduce((sum, lane) => sum + lane.events.length, 0);
-    this.eventList.show(listed, total, this.selected);
+    this.eventList.show(this.listed, total, this.selected);
     this.resetButton.disabled = !this.place.zoom;
     this.followButton.setAttribute("aria-pressed", String(!this.place.zoom || this.following));
     for (const button of this.axisButtons) button.setAttribute("aria-pressed", String(button.dataset.axis === this.place.axis));
@@ -733,8 +746,10 @@ class Panel {
     this.#say(element("div", "notice waiting", element("span", "spinner"), element("p", {}, text)));
   }
 
+  /** Writes the place into the address, once what changes it has come to rest. */
   #keepPlace() {
-    if (this.#visible()) writePlace(this.place);
+    clearTimeout(this.placeTimer);
+    this.placeTimer = setTimeout(() => { if (this.#visible()) writePlace(this.place); }, 120);
   }
 
   /** Tells screen readers what is in view now. @param {string} [text] */

@@ -207,6 +207,9 @@ export type Pane = {
   plot: Plot | null;
   /** whether nothing finite is in view */
   empty: boolean;
+  /** what `data` and `edge` were made from */
+  made: unknown[];
+  data: (number | null)[][];
   edge: Edge;
   overlay: SVGSVGElement;
 };
