@@ -44,6 +44,7 @@ from tbnum.log.schema import (
     column,
     trailer_schema_id,
 )
+from tbnum.log.tensors_reader import Histograms, Session, Tensors, TensorsFile
 
 __all__ = ["Explain", "Run", "Totals", "Unreadable", "find_runs", "read"]
 
@@ -160,6 +161,9 @@ class Run:
         self._taken: list[_Taken] = []  # what of each file is in `_steps`
         self._events: list[Event] = []
         self._explained: list[Event] | None = None
+        self._tensors_files: dict[Path, TensorsFile] = {}  # those that were asked for
+        self._tensors: Tensors | None = None
+        self._histograms: Histograms | None = None
         self._exact: dict[tuple[Path, int, int | None], Trailer] = {}
 
     def __repr__(self) -> str:
@@ -186,6 +190,31 @@ class Run:
             return list(self._explained)
 
     @property
+    def tensors(self) -> Tensors:
+        """Statistics of tensors by column, superseded steps left out: `steps, names, values = tensors["grad_norm"]`.
+
+        The first use looks through the sessions' `*.tensors.tbnum` (some 8 us a table), which nothing else opens;
+        values are read when a column is asked for.
+        """
+        with self._loading():
+            if self._tensors is None:
+                self._tensors = Tensors(self._tables())
+            return self._tensors
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of all tensors that have statistics, in order of first appearance."""
+        return self.tensors.names
+
+    @property
+    def histograms(self) -> Histograms:
+        """Exponent histograms by their source: `histograms["gradient"].at(step)`. As `tensors`, read when asked for."""
+        with self._loading():
+            if self._histograms is None:
+                self._histograms = Histograms(self._tables())
+            return self._histograms
+
+    @property
     def meta(self) -> dict[str, Any]:
         """What the newest session (or the chosen one) told of itself, and besides
 
@@ -205,9 +234,12 @@ class Run:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, in words."""
+        """What could not be read, in words; of tables of tensors, once they were asked for."""
         with self._loading():
-            return self._trouble + [problem for file in self._chosen() for problem in file.problems()]
+            files = self._chosen()
+            problems = self._trouble + [problem for file in files for problem in file.problems()]
+            tables = [self._tensors_files[file.path] for file in files if file.path in self._tensors_files]
+            return problems + [problem for file in tables for problem in file.problems()]
 
     @property
     def version(self) -> int:
@@ -240,11 +272,14 @@ class Run:
             changed = self._find_files()
             for file in self._files:
                 changed = file.refresh() or changed
+            for table in self._tensors_files.values():
+                changed = table.refresh() or changed
             self._files.sort(key=lambda file: _order(file.path, file.start))
             if changed:
                 self._combine()
                 self._version += 1
                 self._explained = None
+                self._tensors = self._histograms = None
             return bool(self._files) if first_time else changed
 
     # -- inside
@@ -264,6 +299,20 @@ class Run:
         paths, self._other_ranks, self._trouble = _list_files(self.folder)
         self._files = [known.get(path) or _SessionFile(path) for path in paths]
         return before != (set(paths), self._other_ranks, self._trouble)
+
+    def _tables(self) -> list[Session]:
+        """The chosen sessions' tables of tensors, oldest first, and what of them is superseded."""
+        sessions: list[Session] = []
+        cut: int | None = None
+        for file in reversed(self._chosen()):
+            if file.path not in self._tensors_files:
+                name = file.path.name.removesuffix(RECORD_SUFFIX) + TENSORS_SUFFIX
+                self._tensors_files[file.path] = TensorsFile(file.path.with_name(name))
+                self._tensors_files[file.path].refresh()
+            sessions.append(Session(self._tensors_files[file.path], cut, dict(file.part_starts)))
+            if file.start is not None:
+                cut = file.start if cut is None else min(cut, file.start)
+        return sessions[::-1]
 
     def _combine(self) -> None:
         """Puts the sessions together: of each, what no later one supersedes."""
@@ -470,6 +519,7 @@ class _SessionFile:
         self.meta: dict[str, Any] = {}
         self.dropped: dict[str, int] = {}
         self.start: int | None = None  # the step from which it supersedes earlier sessions; None: nothing happened yet
+        self.part_starts: dict[int, int] = {}  # the step from which each part of it supersedes earlier ones
         self._dtypes: dict[int, np.dtype[Any]] = {}
         self._without_layout: dict[int, list[tuple[int, bytes]]] = {}
         self._pending: list[bytes] = []  # chunks of one layout that follow each other
@@ -645,6 +695,7 @@ class _SessionFile:
         if self._part_first_step is not None:
             step = min(step, self._part_first_step)
         self._supersede(step)
+        self.part_starts[self._part] = step
         self.start = step if self.start is None else min(step, self.start)
 
     def _supersede(self, step: int) -> None:

@@ -18,12 +18,15 @@ import numpy as np
 __all__ = [
     "EVENT_KINDS",
     "FORMAT_VERSION",
+    "HISTOGRAM_SOURCES",
     "OPTIMIZER_COLUMNS",
     "PLUGIN_NAME",
     "RECORD_SUFFIX",
     "SEVERITIES",
     "SHARED_COLUMNS",
+    "TABLE_REASONS",
     "TENSORS_SUFFIX",
+    "TENSOR_COLUMNS",
     "Column",
     "Event",
     "RowLayout",
@@ -45,6 +48,12 @@ TAG_SCHEMA = "tbnum/schema"  # JSON: names and stored types of the columns of th
 TAG_STEPS = "tbnum/steps"  # a chunk of steps: step after step, each a packed row of the columns, little-endian
 TAG_EVENT = "tbnum/event"  # JSON: one event
 TAG_DROPPED = "tbnum/dropped"  # JSON: how many records could not be written, and why
+
+# Tags in the second file of a session, `*.tensors.tbnum`. `tbnum.log.tensors` has the payloads.
+TAG_NAMES = "tbnum/names"  # JSON: the names of a table's tensors; tables refer to it by its checksum
+TAG_TABLE_COLUMNS = "tbnum/table_columns"  # JSON: the columns of a table, and its optimizer; referred to likewise
+TAG_TENSORS = "tbnum/tensors"  # a value a tensor for each of some columns, at one step
+TAG_HISTOGRAMS = "tbnum/histograms"  # an exponent histogram a tensor, at one step
 
 MAX_RECORD_BYTES = 16 << 20
 MAX_EVENT_BYTES = 4096
@@ -94,6 +103,30 @@ OPTIMIZER_COLUMNS: tuple[Column, ...] = (
 
 # NaN is "unknown". Where a NaN may also be the measured value, another column tells that it was measured:
 # a loss where `micro_batches >= 1`, a norm where `nonfinite_tensors` is known.
+
+TENSOR_COLUMNS: dict[str, str] = {
+    "grad_norm": "2-norm of the tensor's gradient, unscaled, before clipping",
+    "absmax": "largest finite magnitude in the gradient, unscaled",
+    "param_norm": "2-norm of the parameter after the step",
+    "update_norm": "2-norm of the parameter's change in the step",
+    "nan": "elements of the gradient that are NaN",
+    "inf": "elements of the gradient that are infinite",
+    "zero": "elements of the gradient that are zero",
+    "underflow": "underflow/<format>: share of the gradient's elements that the format would flush to zero",
+    "overflow": "overflow/<format>: share of the gradient's elements that are finite, but not so in the format",
+    "loss_scale": "what the gradient was multiplied by when it was held against the formats",
+}
+"""Columns of the tables of tensors, one value a tensor. Others may be there too. Unknown is NaN."""
+
+TABLE_REASONS = ("interval", "flight", "failure")
+"""Why a table was written: each `tensor_interval` steps, as one of the steps before a warning or error, or as the
+full pass over the gradients of a step that failed. Files hold the position: append only."""
+
+HISTOGRAM_SOURCES = ("gradient", "parameter", "update", "activation", "activation_gradient")
+"""What a histogram is of. Files hold the position: append only."""
+
+WHOLE_MODEL = "*"
+"""In place of a tensor's name: all of them together."""
 
 _BY_NAME = {known.name: known for known in OPTIMIZER_COLUMNS + SHARED_COLUMNS}
 

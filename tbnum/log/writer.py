@@ -1,7 +1,8 @@
-"""Writes one record file in the background.
+"""Writes a session's record files in the background.
 
 The training thread appends a tuple to a list; a daemon thread packs the tuples into chunks and writes them. An
 event's record is written by the thread that calls, before the call returns, so that a killed process leaves it.
+Tables of tensors go to a second file, by the daemon thread alone.
 
 Trouble with the disk never reaches training: what cannot be written is dropped, counted by reason, told of once by
 a warning, and in the log as soon as writing works again.
@@ -10,7 +11,6 @@ a warning, and in the log as soon as writing works again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.log.record_file import encode, file_version, frame
+from tbnum.log.record_file import FILE_DELETED, RecordAppender, encode, file_version, frame, trouble
 from tbnum.log.schema import (
     ENDED_CLOSED,
     ENDED_CRASH,
@@ -45,25 +45,20 @@ from tbnum.log.schema import (
     TAG_SCHEMA,
     TAG_SESSION,
     TAG_STEPS,
+    TENSORS_SUFFIX,
     UNBOUND_KINDS,
     Event,
     RowLayout,
     Trailer,
 )
+from tbnum.log.tensors import HistogramTable, TensorTable
+from tbnum.log.tensors_writer import TensorsWriter
 
 __all__ = ["LogWriter"]
 
-_PENDING_BYTES = 48 << 20  # of rows not yet packed; with packed chunks and calls the writer stays below 64 MB
+_PENDING_BYTES = 24 << 20  # of rows not yet packed; with packed chunks, tables and calls the writer stays below 64 MB
 _CALLS_AT_ONCE = 256  # waiting calls that wake the thread before its time
 _PENDING_CALLS = 4096
-
-_REASONS = {
-    errno.ENOSPC: "disk full",
-    errno.EDQUOT: "disk quota exceeded",
-    errno.EROFS: "read-only file system",
-    errno.EFBIG: "file too large",
-    errno.ENOENT: "file deleted",
-}
 
 
 class LogWriter:
@@ -74,8 +69,9 @@ class LogWriter:
     the disk: see `dropped`.
 
     Rows go out every `flush_seconds`, every `chunk_steps` rows, and right after an event. Unwritten rows are bounded
-    at 48 MB. In a forked child the writer does nothing. Deleting the writer, or the end of the interpreter, writes
-    what is pending, as `close` does.
+    at 24 MB, tables at 32 MB. Tables go to `<same name>.tensors.tbnum`, which is made with the first one and takes the
+    regular ones only up to `max_tensor_bytes`. In a forked child the writer does nothing. Deleting the writer, or the
+    end of the interpreter, writes what is pending, as `close` does.
     """
 
     def __init__(
@@ -87,12 +83,16 @@ class LogWriter:
         rank: int | None = None,
         flush_seconds: float = 2.0,
         chunk_steps: int = 1000,
+        max_tensor_bytes: int = 256_000_000,
     ) -> None:
         if flush_seconds <= 0:
             raise ValueError(f"flush_seconds has to be above 0, not {flush_seconds!r}")
         if chunk_steps < 1:
             raise ValueError(f"chunk_steps has to be at least 1, not {chunk_steps!r}")
-        self._sink = _Sink(Path(os.path.abspath(folder)), columns, meta, rank, flush_seconds, chunk_steps)
+        if max_tensor_bytes < 0:
+            raise ValueError(f"max_tensor_bytes has to be at least 0, not {max_tensor_bytes!r}")
+        folder = Path(os.path.abspath(folder))
+        self._sink = _Sink(folder, columns, meta, rank, flush_seconds, chunk_steps, max_tensor_bytes)
         self._sink.start()
         self._finish = weakref.finalize(self, _Sink.finish, self._sink, 10.0)
 
@@ -101,12 +101,17 @@ class LogWriter:
         return self._sink.path
 
     @property
+    def tensors_path(self) -> Path:
+        """Where tables go; the file is there once one was written."""
+        return self._sink.tensors.path
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return self._sink.layout.names
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Steps, events and calls that were lost so far, by reason."""
+        """Steps, events, tables and calls that were lost so far, by reason."""
         return dict(self._sink.dropped)
 
     def append_step(self, row: tuple[Any, ...]) -> None:
@@ -127,6 +132,17 @@ class LogWriter:
         Long texts and lists in `event.data` are shortened to fit. Pending rows follow at once in the background.
         """
         self._sink.write_event(event)
+
+    def write_tensors(self, table: TensorTable) -> None:
+        """Takes a table, to be written in the background; one that is not of the interval at once. About 2 us, no I/O.
+
+        Its arrays must not be changed afterwards.
+        """
+        self._sink.write_table(table)
+
+    def write_histogram(self, table: HistogramTable) -> None:
+        """Takes a table of histograms, as `write_tensors` takes one of statistics."""
+        self._sink.write_table(table)
 
     def update_meta(self, **changes: Any) -> None:
         """Writes the session record again, with `changes`, after the pending rows, on the calling thread.
@@ -168,6 +184,7 @@ class _Sink:
         rank: int | None,
         flush_seconds: float,
         chunk_steps: int,
+        max_tensor_bytes: int,
     ) -> None:
         self.rows: list[tuple[Any, ...]] = []
         self.dropped: dict[str, int] = {}
@@ -192,18 +209,23 @@ class _Sink:
         self._active = True  # False when closed, or a forked child's copy
         self._thread: threading.Thread | None = None
 
-        self._trouble: str | None = None  # to be warned about by the training thread
-        self._warned = False
+        self._warnings: list[str] = []  # to be said by the training thread
+        self._warned: set[str] = set()
         self._reported: dict[str, int] = {}
         self._part = 0
-        self._part_rows = 0
+        self._part_used = False  # something was recorded in it
         self._totals = Trailer()
         self._session_text: str | None = None
 
-        self._descriptor: int | None = None
-        self._size = 0
         self._repeat_at = 0
+        self._file: RecordAppender | None = None
         self._open(folder, rank)
+        self.tensors = TensorsWriter(
+            self.path.with_name(self.path.name.removesuffix(RECORD_SUFFIX) + TENSORS_SUFFIX),
+            {"format_version": self.meta["format_version"], "session": self.meta["session"]},
+            max_tensor_bytes,
+            self._count,
+        )
 
     # -- called by the training thread
 
@@ -257,13 +279,22 @@ class _Sink:
         with self._draining:
             self.drain()
             with self._writing:
-                if "first_step" in changes and self._part_rows:
+                if "first_step" in changes and self._part_used:
                     self._part += 1
-                    self._part_rows = 0
+                    self._part_used = False
                 self.meta.update(changes)
                 self._session_text = None
                 if self._ready():
                     self._append(self._session_frames())
+
+    def write_table(self, table: TensorTable | HistogramTable) -> None:
+        if not self._active:
+            return
+        self._warn()
+        self._part_used = True
+        first_step = self.meta.get("first_step")
+        if self.tensors.give(table, self._part, first_step if isinstance(first_step, int) else -1):
+            self._nudge()
 
     def submit(self, call: Callable[[], None]) -> bool:
         if not self._active:
@@ -283,6 +314,7 @@ class _Sink:
         self._warn()
         if not self._works_elsewhere():
             self.drain()
+            self.tensors.drain()
             return True
         done = threading.Event()
         self._inbox.put(done)
@@ -323,6 +355,7 @@ class _Sink:
             while True:
                 reasons.append(self._inbox.get_nowait())
         self.drain()
+        self.tensors.drain()
         for _ in range(len(self._calls)):
             call = self._calls.popleft()
             try:
@@ -332,6 +365,9 @@ class _Sink:
             if len(self.rows) >= self.chunk_steps or time.monotonic() > deadline:
                 deadline = time.monotonic() + self.flush_seconds
                 self.drain()
+                self.tensors.drain()
+        with self._draining:
+            self._report_dropped()
         for reason in reasons:
             if isinstance(reason, threading.Event):
                 reason.set()
@@ -352,9 +388,11 @@ class _Sink:
             self._report_dropped()
 
     def end(self) -> None:
-        """Writes what is pending and that the session ended, and closes the file; once."""
-        if self._descriptor is None:
+        """Writes what is pending and that the session ended, and closes the files; once."""
+        if self._file is None:
             return
+        self.tensors.drain()
+        self.tensors.close()
         self.drain()
         with self._draining, self._writing:
             crashed = bool(self._totals.flags & ENDED_CRASH)
@@ -364,10 +402,9 @@ class _Sink:
             self._session_text = None
             if self._ready():
                 self._append(self._session_frames())
-            if self._descriptor is not None:
-                with contextlib.suppress(OSError):
-                    os.close(self._descriptor)
-            self._descriptor = None
+            if self._file is not None:
+                self._file.close()
+            self._file = None
 
     # -- records
 
@@ -397,11 +434,11 @@ class _Sink:
                 TAG_STEPS, payload, trailer=trailer, step=max(totals.last_step, 0), wall_time=totals.last_wall_time
             )
             record = frame(chunk)
-            if self._size >= self._repeat_at:
+            if self._file is not None and self._file.size >= self._repeat_at:
                 record = self._session_frames() + record
             if self._append(record, lost=len(values)):
                 self._totals = totals
-                self._part_rows += len(values)
+                self._part_used = True
 
     def _pack_with_care(self, batch: list[tuple[Any, ...]]) -> bytes:
         """Rows with a value that does not fit its column: what can be kept is kept, value by value."""
@@ -483,7 +520,8 @@ class _Sink:
         frames = frame(session) + frame(
             encode(TAG_SCHEMA, json.dumps(schema), trailer=trailer, step=step, wall_time=wall_time)
         )
-        self._repeat_at = self._size + max(REPEAT_EVERY_BYTES, 20 * len(frames))
+        size = self._file.size if self._file is not None else 0
+        self._repeat_at = size + max(REPEAT_EVERY_BYTES, 20 * len(frames))
         return frames
 
     def _report_dropped(self) -> None:
@@ -512,17 +550,17 @@ class _Sink:
             while True:
                 self.path = folder / f"{stamp}.{_host()}.{os.getpid()}{suffix}"
                 try:
-                    descriptor = os.open(self.path, _OPEN_FLAGS | os.O_EXCL, 0o666)
+                    file = RecordAppender(self.path, new=True)
                     break
                 except FileExistsError:
                     stamp += 1
-            self._descriptor = descriptor
-            beginning = frame(file_version(time.time())) + self._session_frames()
-            self._size = os.write(descriptor, beginning)
-            if self._size < len(beginning):
-                os.close(descriptor)
+            try:
+                file.append(frame(file_version(time.time())) + self._session_frames())
+            except OSError:
+                file.close()
                 os.unlink(self.path)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise
+            self._file = file
         except OSError as error:
             reason = f"cannot write a log into {str(folder)!r} ({error.strerror}): choose a folder that is writable"
             raise type(error)(error.errno, reason) from error
@@ -532,58 +570,51 @@ class _Sink:
 
         A file that was deleted is begun again if its folder is there. `_writing` is held.
         """
-        if self._descriptor is None:
+        if self._file is None:
             return False
         try:
-            if os.fstat(self._descriptor).st_nlink > 0:
+            if not self._file.renew():
                 return True
-            fresh = os.open(self.path, _OPEN_FLAGS, 0o666)  # FileNotFoundError without the folder
         except OSError as error:
-            self._count(_reason(error), lost)
+            self._count(trouble(error), lost)
             return False
-        os.close(self._descriptor)
-        self._descriptor = fresh
-        self._size = os.fstat(fresh).st_size
-        self._count(_REASONS[errno.ENOENT], self._totals.steps)
+        self._count(FILE_DELETED, self._totals.steps)
         self._totals = Trailer(flags=self._totals.flags)
         return self._append(frame(file_version(time.time())) + self._session_frames(), lost)
 
     def _append(self, records: bytes, lost: int = 0) -> bool:
         """Appends whole records by one write. Where that fails, `lost` of them are counted. `_writing` is held."""
-        assert self._descriptor is not None
+        assert self._file is not None
         try:
-            written = os.write(self._descriptor, records)
-            if written == len(records):
-                self._size += written
-                return True
-            # Back to the last whole record. (`_size` may lag behind after an interrupt, so the file is asked.)
-            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._file.append(records)
+            return True
         except OSError as error:
             self._repeat_at = 0  # a lost session or schema record comes again with the next chunk
-            self._count(_reason(error), lost)
+            self._count(trouble(error), lost)
             return False
 
     # -- what is lost
 
-    def _count(self, reason: str, lost: int = 1) -> None:
+    def _count(self, reason: str, lost: int = 1, warning: str | None = None) -> None:
+        """Counts what is lost, and has the training thread warn of it; of trouble without a `warning` only once."""
         if lost:
             with self._counting:
                 self.dropped[reason] = self.dropped.get(reason, 0) + lost
-        if not self._warned and self._trouble is None:
-            self._trouble = reason
-            self.attention = 0  # the next `append_step` warns
-
-    def _warn(self) -> None:
-        if self._trouble is None or self._warned:
+        kind = "trouble" if warning is None else reason
+        if kind in self._warned:
             return
-        self._warned = True
-        message = (
-            f"tbnum cannot write all of {self.path} ({self._trouble}). Training goes on; what is lost is "
+        self._warned.add(kind)
+        self._warnings.append(
+            warning
+            or f"tbnum cannot write all of {self.path} ({reason}). Training goes on; what is lost is "
             "counted in the log and in `dropped`. This is said once."
         )
-        with contextlib.suppress(RuntimeWarning):  # under `-W error`, too, training goes on
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+        self.attention = 0  # the next `append_step` warns
+
+    def _warn(self) -> None:
+        while self._warnings:
+            with contextlib.suppress(RuntimeWarning):  # under `-W error`, too, training goes on
+                warnings.warn(self._warnings.pop(0), RuntimeWarning, stacklevel=4)
 
     def forget(self) -> None:
         """Makes the copy that a forked child has of this writer do nothing: the parent writes."""
@@ -596,16 +627,14 @@ class _Sink:
         self._writing = threading.RLock()
         self._counting = threading.RLock()
         self._thread = None
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
+        self.tensors.forget()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 _WAKE = object()
 _STOP = object()
-
-_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 _sinks: weakref.WeakSet[_Sink] = weakref.WeakSet()
 
@@ -624,10 +653,6 @@ def _work(sink: _Sink) -> None:
     while sink.round():
         pass
     sink.end()
-
-
-def _reason(error: OSError) -> str:
-    return _REASONS.get(error.errno or 0) or error.strerror or str(error)
 
 
 def _host() -> str:

@@ -1,0 +1,420 @@
+"""Reads the second file of each session: statistics and histograms of tensors, decoded when they are asked for.
+
+Opening a file notes where each table lies, and of what step and columns it is; values are read from the file again
+for each question, table after table. So memory holds what is asked for, not what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tbnum.formats import BINS
+from tbnum.log.record_file import RecordTail, decode, record_at
+from tbnum.log.schema import (
+    FORMAT_VERSION,
+    HISTOGRAM_SOURCES,
+    TABLE_REASONS,
+    TAG_HISTOGRAMS,
+    TAG_NAMES,
+    TAG_SESSION,
+    TAG_TABLE_COLUMNS,
+    TAG_TENSORS,
+    WHOLE_MODEL,
+)
+from tbnum.log.tensors import (
+    Head,
+    HistogramTable,
+    column_at,
+    head_of,
+    histogram_at,
+    parse_columns,
+    parse_names,
+    text_id,
+)
+
+__all__ = ["HistogramSeries", "Histograms", "TensorSeries", "Tensors", "TensorsFile"]
+
+
+class _Series(NamedTuple):
+    steps: np.ndarray  # (S,) int64, strictly increasing
+    names: tuple[str, ...]  # (P,)
+    values: np.ndarray  # (S, P) float64, NaN where unknown
+
+
+class TensorSeries(_Series):
+    """One column over the steps it was written at: `steps, names, values = series`."""
+
+    reasons: np.ndarray  # (S,) text: why the step was written, one of `schema.TABLE_REASONS`
+
+    @staticmethod
+    def of(steps: np.ndarray, names: tuple[str, ...], values: np.ndarray, reasons: np.ndarray) -> TensorSeries:
+        series = TensorSeries(steps, names, values)
+        series.reasons = reasons
+        return series
+
+
+class _Place(NamedTuple):
+    """Where a table lies."""
+
+    offset: int
+    bytes: int
+    head: Head
+
+
+class TensorsFile:
+    """One session's second file: what tables it has, and where. There need not be one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tail = RecordTail(path)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tables: list[_Place] = []  # in the order they were written
+        self.histograms: list[_Place] = []
+        self.names: dict[int, tuple[str, ...]] = {}
+        self.columns: dict[int, tuple[str, ...]] = {}
+        self._garbled: list[str] = []
+        self._unreadable: set[int] = set()
+        self._error: str | None = None
+        self._newer: str | None = None
+
+    def refresh(self) -> bool:
+        """Notes what was appended. True where anything was. Some 8 us a table."""
+        before = (self._tail.offset, self._tail.unfinished, len(self._tail.damage), self._tail.restarts, self._error)
+        restarts = self._tail.restarts
+        self._error = None
+        try:
+            for found in self._tail.read():
+                if self._tail.restarts != restarts:
+                    restarts = self._tail.restarts
+                    self._clear()
+                self._take(found.offset, found.data)
+        except FileNotFoundError:
+            pass  # it is made with the first table
+        except OSError as error:
+            self._error = f"{self.path.name} cannot be read: {error.strerror or error}"
+        return before != (
+            self._tail.offset,
+            self._tail.unfinished,
+            len(self._tail.damage),
+            self._tail.restarts,
+            self._error,
+        )
+
+    def problems(self) -> list[str]:
+        name = self.path.name
+        problems = [f"{damage.bytes} damaged bytes at {damage.offset} in {name}" for damage in self._tail.damage]
+        if self._tail.unfinished:
+            problems.append(
+                f"the last record of {name} is not whole: {self._tail.unfinished} bytes at {self._tail.offset}"
+            )
+        problems += self._garbled
+        lost = [place for place in self.tables + self.histograms if not self.is_known(place)]
+        if lost:
+            problems.append(
+                f"{len(lost)} tables from {lost[0].offset} on in {name} have lost the names of their tensors or columns"
+            )
+        problems += [f"the record at {offset} in {name} is not understood" for offset in sorted(self._unreadable)]
+        return problems + [problem for problem in (self._error, self._newer) if problem]
+
+    def is_known(self, place: _Place) -> bool:
+        """Whether the names that a table refers to are there, and as many as it has rows."""
+        names = self.names.get(place.head.names)
+        return names is not None and len(names) == place.head.rows and place.head.columns in self.columns
+
+    def payloads(self, places: Iterable[_Place]) -> Iterator[tuple[_Place, bytes]]:
+        """The tables' bytes, read from the file. One that cannot be read any more is left out. Some 12 us each."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                for place in places:
+                    record = record_at(file, place.offset, place.bytes)
+                    if record is None:
+                        self._unreadable.add(place.offset)
+                    else:
+                        yield place, record.payload
+        except OSError as error:
+            self._error = f"{self.path.name} cannot be read: {error.strerror or error}"
+
+    def not_understood(self, place: _Place) -> None:
+        self._unreadable.add(place.offset)
+
+    def _take(self, offset: int, data: bytes) -> None:
+        if self._newer:
+            return
+        try:
+            record = decode(data)
+            if record is None:
+                return
+            if record.tag == TAG_TENSORS:
+                self.tables.append(_Place(offset, len(data), head_of(record.payload)))
+            elif record.tag == TAG_HISTOGRAMS:
+                self.histograms.append(_Place(offset, len(data), head_of(record.payload)))
+            elif record.tag == TAG_NAMES:
+                text = record.payload.decode()
+                self.names.setdefault(text_id(text), parse_names(text))
+            elif record.tag == TAG_TABLE_COLUMNS:
+                text = record.payload.decode()
+                self.columns.setdefault(text_id(text), parse_columns(text)[0])
+            elif record.tag == TAG_SESSION:
+                version = int(json.loads(record.payload).get("format_version", FORMAT_VERSION))
+                if version > FORMAT_VERSION:
+                    self._newer = (
+                        f"{self.path.name} has format {version}, and this tbnum reads up to {FORMAT_VERSION}: "
+                        "install a newer tbnum to read it"
+                    )
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            self._garbled.append(f"the record at {offset} in {self.path.name} is not understood: {error}")
+
+
+class Session(NamedTuple):
+    """A session's tables, and what of them is superseded."""
+
+    file: TensorsFile
+    cut: int | None  # the step from which a later session supersedes them
+    part_starts: Mapping[int, int]  # the step from which each part of the session supersedes earlier ones
+
+
+def _kept(session: Session, places: Sequence[_Place], every: Sequence[_Place]) -> list[_Place]:
+    """Those of `places` that nothing supersedes, and whose names are known. `every` tells which parts there are."""
+    starts = dict(session.part_starts)
+    for place in every:
+        if place.head.first_step >= 0:
+            starts.setdefault(place.head.part, place.head.first_step)
+    ends: dict[int, float] = {}
+    lowest: float = math.inf if session.cut is None else session.cut
+    for part in sorted({place.head.part for place in every} | starts.keys(), reverse=True):
+        ends[part] = lowest
+        lowest = min(lowest, starts.get(part, math.inf))
+    known = session.file.is_known
+    return [place for place in places if place.head.step < ends[place.head.part] and known(place)]
+
+
+class _Kept(NamedTuple):
+    file: TensorsFile
+    places: list[_Place]
+
+
+def _union(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Every name once, in order of first appearance."""
+    return tuple(dict.fromkeys(name for each in names for name in each))
+
+
+def _between(places: Iterable[_Place], first_step: int | None, last_step: int | None) -> list[_Place]:
+    first = -math.inf if first_step is None else first_step
+    last = math.inf if last_step is None else last_step
+    return [place for place in places if first <= place.head.step <= last]
+
+
+class Tensors(Mapping[str, TensorSeries]):
+    """Statistics of tensors by column: `tensors["grad_norm"]`.
+
+    A column is read from the files each time that it is asked for: some 15 us a table, and 8 bytes a value stay in
+    memory. A snapshot of the run as it was when `Run.tensors` was called. May be used by several threads.
+    """
+
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        self._kept = [
+            _Kept(each.file, _kept(each, each.file.tables, each.file.tables + each.file.histograms))
+            for each in sessions
+        ]
+        layouts = [(file, file.columns[key]) for file, places in self._kept for key in _keys(places, "columns")]
+        self._columns = _union(columns for _, columns in layouts)
+
+    def __repr__(self) -> str:
+        return f"Tensors({list(self._columns)})"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __contains__(self, column: object) -> bool:
+        return column in self._columns
+
+    def __getitem__(self, column: str) -> TensorSeries:
+        return self.read(column)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, whatever their columns."""
+        return _union(file.names[key] for file, places in self._kept for key in _keys(places, "names"))
+
+    def read(
+        self,
+        column: str,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> TensorSeries:
+        """A column from `first_step` to `last_step`, both inclusive, of all tensors or of `names`, in their order.
+
+        Tables of the interval, flight rows and failures together, each step once: of a value that was written twice
+        the later one. KeyError where no table has the column, or none with that column has one of `names`.
+        """
+        if column not in self._columns:
+            raise KeyError(f"no tensor has a {column!r}; columns are {', '.join(self._columns) or 'none'}")
+        having = []
+        for file, places in self._kept:
+            layouts = {key: file.columns[key] for key in _keys(places, "columns")}
+            at = {key: columns.index(column) for key, columns in layouts.items() if column in columns}
+            having.append((file, [place for place in places if place.head.columns in at], at))
+        every = _union(file.names[key] for file, places, _ in having for key in _keys(places, "names"))
+        asked = every if names is None else tuple(dict.fromkeys(names))
+        missing = set(asked).difference(every)
+        if missing:
+            raise KeyError(f"no tensor {min(missing)!r} has a {column!r}")
+        column_of = {name: at for at, name in enumerate(asked)}
+
+        chosen = [(file, _between(places, first_step, last_step), at) for file, places, at in having]
+        steps = np.unique(np.array([place.head.step for _, places, _ in chosen for place in places], np.int64))
+        values = np.full((len(steps), len(asked)), np.nan)
+        reasons = np.full(len(steps), -1, np.int8)
+        row_of = {step: row for row, step in enumerate(steps.tolist())}
+        for file, places, at in chosen:
+            targets: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by names: places in a table, and in `asked`
+            for place, payload in file.payloads(places):
+                head = place.head
+                if head.names not in targets:
+                    targets[head.names] = _matches(file.names[head.names], column_of)
+                source, target = targets[head.names]
+                if not len(source):
+                    continue
+                try:
+                    row = column_at(payload, len(file.columns[head.columns]), at[head.columns])
+                except ValueError:
+                    file.not_understood(place)
+                    continue
+                values[row_of[head.step], target] = row[source]
+                reasons[row_of[head.step]] = min(head.kind, len(TABLE_REASONS))
+        found = reasons >= 0
+        if not found.all():
+            steps, values, reasons = steps[found], values[found], reasons[found]
+        return TensorSeries.of(steps, asked, values, np.array([*TABLE_REASONS, "unknown"])[reasons])
+
+
+def _keys(places: Iterable[_Place], of: str) -> list[int]:
+    """What the tables refer to, each once, in order of first appearance."""
+    at = Head._fields.index(of)
+    return list(dict.fromkeys(place.head[at] for place in places))
+
+
+def _matches(names: Sequence[str], target: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [(at, target[name]) for at, name in enumerate(names) if name in target]
+    both = np.array(pairs, np.int64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+class HistogramSeries:
+    """The histograms of one source, decoded step by step.
+
+    `steps` (S,) are all steps with a histogram, `names` all tensors with one, "*" for the whole model among them. Not
+    every step has one of every name: `steps_of` tells.
+    """
+
+    def __init__(self, source: str, kept: Sequence[_Kept]) -> None:
+        self.source = source
+        self._kept = kept
+        self._at: dict[int, list[tuple[TensorsFile, _Place]]] = {}
+        for file, places in kept:
+            for place in places:
+                self._at.setdefault(place.head.step, []).append((file, place))
+        self.names = _union(file.names[key] for file, places in kept for key in _keys(places, "names"))
+        self.steps = np.array(sorted(self._at), np.int64)
+
+    def __repr__(self) -> str:
+        return f"HistogramSeries({self.source!r}, steps={len(self.steps)}, names={len(self.names)})"
+
+    def at(self, step: int) -> HistogramTable:
+        """The histograms at a step, of the tensors that have one there. KeyError where none has. 1 ms for 150."""
+        tables = []
+        for file, place in self._at.get(int(step), ()):
+            for _, payload in file.payloads([place]):
+                try:
+                    tables.append(histogram_at(payload, file.names[place.head.names]))
+                except ValueError:
+                    file.not_understood(place)
+        if not tables:
+            raise KeyError(f"no histograms of the {self.source} at step {step}")
+        return tables[0] if len(tables) == 1 else _joined(tables)
+
+    def steps_of(self, name: str = WHOLE_MODEL) -> np.ndarray:
+        """(S,) the steps at which a tensor has a histogram."""
+        steps = [place.head.step for file, places in self._kept for place in _having(file, places, name)]
+        return np.unique(np.array(steps, np.int64))
+
+    def read(
+        self, name: str = WHOLE_MODEL, first_step: int | None = None, last_step: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Steps (S,) and counts (S, BINS) of one tensor, from `first_step` to `last_step`, both inclusive.
+
+        Some 60 us and 2 kB a step of the whole model; a step of single tensors has to be decoded with all of them.
+        """
+        if name not in self.names:
+            raise KeyError(f"no tensor {name!r} has histograms of the {self.source}")
+        counts: dict[int, np.ndarray] = {}
+        for file, places in self._kept:
+            chosen = _between(_having(file, places, name), first_step, last_step)
+            for place, payload in file.payloads(chosen):
+                names = file.names[place.head.names]
+                try:
+                    counts[place.head.step] = histogram_at(payload, names).counts[names.index(name)].copy()
+                except ValueError:
+                    file.not_understood(place)
+        steps = sorted(counts)
+        return np.array(steps, np.int64), np.array([counts[step] for step in steps], np.int64).reshape(-1, BINS)
+
+
+def _having(file: TensorsFile, places: Iterable[_Place], name: str) -> list[_Place]:
+    keys = {key for key, names in file.names.items() if name in names}
+    return [place for place in places if place.head.names in keys]
+
+
+def _joined(tables: Sequence[HistogramTable]) -> HistogramTable:
+    """One table of all rows; of a name that comes twice the last row."""
+    names = tuple(name for table in tables for name in table.names)
+    last = {name: at for at, name in enumerate(names)}
+    rows = np.array(sorted(last.values()))
+    counts, low, high = (
+        np.concatenate([getattr(table, field) for table in tables])[rows] for field in ("counts", "low", "high")
+    )
+    return HistogramTable(tables[0].step, tuple(names[at] for at in rows), tables[0].source, counts, low, high)
+
+
+class Histograms(Mapping[str, HistogramSeries]):
+    """Histograms by their source: `histograms["gradient"]`. A snapshot, as `Tensors`."""
+
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        by_source: dict[str, list[_Kept]] = {}
+        for session in sessions:
+            every = session.file.tables + session.file.histograms
+            places = _kept(session, session.file.histograms, every)
+            for kind, source in enumerate(HISTOGRAM_SOURCES):
+                chosen = [place for place in places if place.head.kind == kind]
+                if chosen:
+                    by_source.setdefault(source, []).append(_Kept(session.file, chosen))
+        self._series = {
+            source: HistogramSeries(source, by_source[source]) for source in HISTOGRAM_SOURCES if source in by_source
+        }
+
+    def __repr__(self) -> str:
+        return f"Histograms({list(self._series)})"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._series)
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def __getitem__(self, source: str) -> HistogramSeries:
+        if source not in self._series:
+            raise KeyError(f"no histograms of {source!r}; there are those of {', '.join(self._series) or 'nothing'}")
+        return self._series[source]
