@@ -1,15 +1,24 @@
-"""Scalars for TensorBoard's dashboards: which, when, and never through a writer that was closed."""
+"""Scalars and histograms for TensorBoard's dashboards: which, when, and never through a writer that was closed."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import threading
+import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tbnum.formats import BINS, INF, NAN, ZERO
 from tbnum.log.dashboards import Dashboards
 from tbnum.log.schema import step_columns
+from tbnum.log.tensors import HistogramTable
+from tests.test_plugin import fetch, tensorboard
 
 ONE = step_columns({"optimizer": 2})
 TWO = step_columns({"generator": 1, "critic": 1})
@@ -20,9 +29,13 @@ class Written:
 
     def __init__(self) -> None:
         self.scalars: list[tuple[str, float, int, float]] = []
+        self.histograms: list[dict[str, Any]] = []
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, walltime: float) -> None:
         self.scalars.append((tag, scalar_value, global_step, walltime))
+
+    def add_histogram_raw(self, tag: str, **values: Any) -> None:
+        self.histograms.append({"tag": tag, **values})
 
     def steps(self, tag: str) -> list[int]:
         return [step for name, _, step, _ in self.scalars if name == tag]
@@ -135,3 +148,160 @@ def test_a_closed_writer_is_not_opened_again_and_what_it_misses_is_counted(tmp_p
 def test_an_interval_below_one_is_a_value_error(writer: Written) -> None:
     with pytest.raises(ValueError, match="scalar_interval"):
         Dashboards(writer, 0)
+
+
+# -- histograms
+
+
+def histogram_of(values: np.ndarray, *, edges: bool = True) -> HistogramTable:
+    """As measured: by the float32 exponents of `values`."""
+    size = np.abs(values.astype(np.float64))
+    finite = size[np.isfinite(size) & (size > 0)]
+    counts = np.zeros((1, BINS), np.int64)
+    counts[0, ZERO] = np.count_nonzero(size == 0)
+    counts[0, INF] = np.count_nonzero(np.isinf(size))
+    counts[0, NAN] = np.count_nonzero(np.isnan(size))
+    np.add.at(counts[0], np.clip(np.ceil(np.log2(finite)).astype(int) + 127, 1, 255), 1)
+    low, high = (finite.min(), finite.max()) if edges and len(finite) else (math.nan, math.nan)
+    return HistogramTable(7, ("w",), "gradient", counts, np.array([low]), np.array([high]))
+
+
+def buckets_of(writer: Written, tag: str) -> np.ndarray:
+    """(k, 3): lower edge, upper edge, count; as TensorBoard's loaders make them of the proto."""
+    (written,) = [each for each in writer.histograms if each["tag"] == tag]
+    edges = [written["min"], *written["bucket_limits"]]
+    assert edges[-1] == written["max"] and written["num"] == sum(written["bucket_counts"])
+    return np.array([edges[:-1], edges[1:], written["bucket_counts"]]).T
+
+
+def assert_drawable(buckets: np.ndarray) -> None:
+    assert np.isfinite(buckets).all() and np.isfinite(buckets.astype(np.float32)).all()
+    assert (buckets[:, 0] <= buckets[:, 1]).all(), "no bucket is backwards"
+    assert (buckets[1:, 0] == buckets[:-1, 1]).all(), "there are no gaps"
+    assert buckets[0, 2] > 0 and buckets[-1, 2] > 0, "outer buckets are not empty"
+
+
+NORMAL = np.random.default_rng(0).normal(0, 1e-4, 10_000).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        NORMAL,
+        np.concatenate([NORMAL, [math.nan, math.inf, -math.inf], np.zeros(50)]),
+        np.array([1e-45, 1e-40, 3.4e38, 0, math.nan], np.float32),
+        np.array([0.75]),
+        np.array([0.5, 0.5, 0.5]),
+        np.array([-1.0, 1.0, 1e-30]),
+    ],
+)
+@pytest.mark.parametrize("edges", [True, False])
+def test_a_histogram_has_contiguous_buckets_from_the_smallest_to_the_largest(
+    writer: Written, values: np.ndarray, edges: bool
+) -> None:
+    row = histogram_of(values, edges=edges)
+    Dashboards(writer, 10).histogram("grad", row, 7, 1e9)
+    size = np.abs(values)
+    finite = size[np.isfinite(size) & (size > 0)]
+    zeros = np.count_nonzero(size == 0)
+    linear, log2 = buckets_of(writer, "grad"), buckets_of(writer, "grad_log2")
+    assert_drawable(linear)
+    assert_drawable(log2)
+    assert linear[:, 2].sum() == len(finite) + zeros
+    assert log2[:, 2].sum() == len(finite)
+    if zeros:
+        assert linear[0, 0] == 0.0 and linear[0, 2] == zeros
+        linear = linear[1:]
+    np.testing.assert_allclose(np.log2(linear[:, :2]), log2[:, :2])
+    if edges:
+        assert (linear[0, 0], linear[-1, 1]) == (finite.min(), finite.max())
+    for low, high, count in linear:
+        inside = (finite > low) & (finite <= high)
+        assert count == np.count_nonzero(inside | (finite == linear[0, 0]) if low == linear[0, 0] else inside)
+    assert {(each["global_step"], each["walltime"]) for each in writer.histograms} == {(7, 1e9)}
+
+
+def test_a_histogram_of_zeros_alone_is_one_bucket_at_zero(writer: Written) -> None:
+    Dashboards(writer, 10).histogram("grad", histogram_of(np.zeros(5)), 7, 1e9)
+    assert buckets_of(writer, "grad").tolist() == [[0.0, 0.0, 5.0]]
+    assert len(writer.histograms) == 1
+
+
+@pytest.mark.parametrize("values", [np.array([math.nan, math.inf]), np.empty(0)])
+def test_a_histogram_without_a_finite_element_is_not_written(writer: Written, values: np.ndarray) -> None:
+    Dashboards(writer, 10).histogram("grad", histogram_of(values), 7, 1e9)
+    assert writer.histograms == []
+
+
+@pytest.mark.parametrize(("low", "high"), [(math.nan, 1e300), (-5.0, math.inf), (1e-200, 0.0), (9.0, 1e-9)])
+def test_edges_that_cannot_be_are_those_of_the_bins(writer: Written, low: float, high: float) -> None:
+    row = dataclasses.replace(histogram_of(np.array([0.3, 2.5])), low=np.array([low]), high=np.array([high]))
+    Dashboards(writer, 10).histogram("grad", row, 7, 1e9)
+    buckets = buckets_of(writer, "grad")
+    assert_drawable(buckets)
+    assert (buckets[0, 0], buckets[-1, 1]) == (0.25, 4.0)
+
+
+def test_a_table_of_several_tensors_is_a_value_error(writer: Written) -> None:
+    row = histogram_of(NORMAL)
+    two = HistogramTable(
+        7, ("a", "b"), "gradient", *(np.repeat(each, 2, 0) for each in (row.counts, row.low, row.high))
+    )
+    with pytest.raises(ValueError, match=r"table\.row"):
+        Dashboards(writer, 10).histogram("grad", two, 7, 1e9)
+    Dashboards(writer, 10).histogram("grad", two.row("b"), 7, 1e9)
+    assert len(writer.histograms) == 2
+
+
+def test_a_closed_writer_is_not_opened_again_for_a_histogram(tmp_path: Path) -> None:
+    SummaryWriter = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
+    writer = SummaryWriter(str(tmp_path))
+    writer.close()
+    files = sorted(tmp_path.iterdir())
+    dashboards = Dashboards(writer, 1)
+    dashboards.histogram("grad", histogram_of(NORMAL), 7, 1e9)
+    assert dashboards.lost == 2 and sorted(tmp_path.iterdir()) == files
+
+
+SHOWN = {
+    "normal": np.concatenate([NORMAL, [math.nan, math.inf]]),
+    "with_zeros": np.concatenate([NORMAL, np.zeros(1000)]),
+    "one_value": np.full(3, 0.5),
+    "zeros": np.zeros(4),
+    "extremes": np.array([1e-45, 3.4028234663852886e38], np.float32),
+}
+
+
+@pytest.mark.parametrize("flags", [(), ("--load_fast=false",)])
+def test_both_of_tensorboards_loaders_show_what_was_written(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    SummaryWriter = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
+    remembered = Written()
+    with SummaryWriter(str(tmp_path / "run")) as writer:
+        for name, values in SHOWN.items():
+            for step in range(3):
+                Dashboards(writer, 1).histogram(f"tbnum/{name}", histogram_of(values), step, 1e9 + step)
+            Dashboards(remembered, 1).histogram(f"tbnum/{name}", histogram_of(values), 0, 1e9)
+    tags = sorted(each["tag"] for each in remembered.histograms)
+    assert len(tags) == 2 * len(SHOWN) - 1
+    with tensorboard(tmp_path, *flags) as address:
+
+        def ask(route: str, **query: str) -> Any:
+            status, body = fetch(f"{address}/data/plugin/{route}?{urllib.parse.urlencode(query)}")
+            assert status == 200, body
+            return json.loads(body)
+
+        deadline = time.monotonic() + 60
+        while sorted(ask("histograms/tags").get("run", {})) != tags:
+            assert time.monotonic() < deadline, "the run was not loaded"
+            threading.Event().wait(0.05)
+        for tag in tags:
+            shown = ask("histograms/histograms", run="run", tag=tag)
+            assert [(wall_time, step) for wall_time, step, _ in shown] == [(1e9 + step, step) for step in range(3)]
+            for _, _, buckets in shown:
+                np.testing.assert_allclose(buckets, buckets_of(remembered, tag), rtol=1e-6, atol=0)
+            distribution = ask("distributions/distributions", run="run", tag=tag)
+            low, high = (buckets_of(remembered, tag)[at] for at in ((0, 0), (-1, 1)))
+            for _, _, points in distribution:
+                values = [value for _, value in points]
+                assert values == sorted(values)
+                np.testing.assert_allclose((values[0], values[-1]), (low, high), rtol=1e-6)
