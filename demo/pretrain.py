@@ -40,6 +40,7 @@ def main() -> None:
     args = parse_args()
     device, dtype = torch.device(args.device), DTYPES[args.dtype]
     torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # so small a model gains next to nothing from a second core
     checkpoint = args.logdir / "checkpoint.pt"
 
     # -- text, model, optimizer, scaler --------------------------------------------------------------------------------
