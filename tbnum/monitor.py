@@ -6,15 +6,18 @@ import atexit
 import math
 import os
 import platform
+import sys
 import time
 import uuid
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +25,7 @@ from tbnum._version import __version__
 from tbnum.explain import LiveExplainer
 from tbnum.log.dashboards import Dashboards
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
+from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
 from tbnum.measure.clip import clip_grad_norm_
 from tbnum.observe.caller import users_stacklevel
@@ -39,14 +43,15 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "wrap"]
 
 _STATE_VERSION = 1
+FLIGHT_STEPS = 32  # whose per-tensor norms stay in memory, to be written around an event
 
 _monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()  # those that are open
 
 
 @atexit.register  # before the log closes itself: finalizers were registered earlier, and run later
-def _hand_on_what_devices_hold() -> None:
+def _at_exit() -> None:
     for monitor in list(_monitors):
-        monitor._observer.drain(wait=True)
+        monitor._at_exit()
 
 
 def wrap(
@@ -240,6 +245,14 @@ class Monitor:
         self._observer.finish()
         self._recorder.close()
 
+    def _at_exit(self) -> None:
+        """Nobody called close(): write what devices still hold, and why the interpreter ends where it tells."""
+        self._observer.drain(wait=True)
+        error = getattr(sys, "last_value", None)  # of an exception that nobody caught
+        if error is not None:
+            self._observer.sight("crash", {"error": _told(error)})
+        self._recorder.write_flight()
+
     def _release(self) -> None:
         for release in self._releases:
             release()
@@ -277,8 +290,8 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and isinstance(error, Exception):
-            self._observer.sight("crash", {"error": f"{kind.__name__ if kind else ''}: {error}"})
+        if isinstance(error, (Exception, KeyboardInterrupt)):
+            self._observer.sight("crash", {"error": _told(error)})
         self.close()
 
 
@@ -324,6 +337,7 @@ class _Recorder:
         # The end of the optimizer is the end of the recording, also where nobody called close().
         weakref.finalize(self, _finish, self._log, own_writer)
         self._callback_failed = False
+        self._flight: deque[tuple[int, str, np.ndarray]] = deque(maxlen=FLIGHT_STEPS * len(optimizers))
 
     # -- from the observer ---------------------------------------------------------------------------------------
 
@@ -336,6 +350,7 @@ class _Recorder:
             self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
         self._explainer.step(columns, row)
         for name, one in record.optimizers.items():
+            self._write_tensors(record.step, name, one)
             kind = _kind_of_step(one)
             if kind is not None:
                 data = _facts_of_step(kind, record, one)
@@ -355,6 +370,39 @@ class _Recorder:
         for explained in [self._explainer.event(event), *self._explainer.derived()]:
             for callback in self.callbacks:
                 self._call(callback, explained)
+            if explained.severity != "info":
+                self.write_flight()
+
+    # -- tensor by tensor ----------------------------------------------------------------------------------------
+
+    def _write_tensors(self, step: int, name: str, one: OptimizerRecord) -> None:
+        if one.grad_norms is None:
+            return
+        label = self._label(name)
+        if not one.columns:
+            self._flight.append((step, name, one.grad_norms))
+            return
+        names = self.names.names_of(name)
+        columns = {"grad_norm": one.grad_norms, **one.columns}
+        reason = "failure" if one.skipped or one.nonfinite_rows else "interval"
+        self._log.write_tensors(TensorTable(step, names, columns, label, reason))
+        absmax = {"gradient": one.columns.get("absmax")}
+        for source, counts in one.tensor_histograms.items():
+            self._log.write_histogram(_histogram_table(step, names, source, counts, absmax.get(source)))
+        for source, counts in one.histograms.items():
+            everything = (f"{label}/*" if label else "*",)
+            self._log.write_histogram(_histogram_table(step, everything, source, counts[None], None))
+
+    def write_flight(self) -> None:
+        """The steps of late that were not written yet, each once."""
+        names: dict[str, tuple[str, ...]] = {}
+        for step, name, grad_norms in self._flight:
+            if name not in names:
+                names[name] = self.names.names_of(name)
+            if len(names[name]) == len(grad_norms):  # else a group was added since
+                table = TensorTable(step, names[name], {"grad_norm": grad_norms}, self._label(name), "flight")
+                self._log.write_tensors(table)
+        self._flight.clear()
 
     def _call(self, callback: Callable[[Event], None], event: Event) -> None:
         try:
@@ -411,10 +459,22 @@ class _Recorder:
             self._own_writer.flush()
 
     def close(self) -> None:
+        self.write_flight()
         _finish(self._log, self._own_writer)
 
 
+def _told(error: BaseException) -> str:
+    return ": ".join(filter(None, (type(error).__name__, str(error))))
+
+
 _ABSENT = OptimizerRecord()
+
+
+def _histogram_table(
+    step: int, names: tuple[str, ...], source: str, counts: np.ndarray, absmax: np.ndarray | None
+) -> HistogramTable:
+    unknown = np.full(len(names), math.nan)
+    return HistogramTable(step, names, source, counts, unknown, unknown if absmax is None else absmax)
 
 
 def _finish(log: LogWriter, own_writer: SummaryWriter | None) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from tbnum.measure.histogram import TensorHistograms
+from tbnum.measure.histogram import TensorHistograms, histograms_of, total_histograms_of
 from tbnum.measure.norms import TensorNorms, combine
 from tbnum.measure.statistics import STATISTICS, TensorStatistics
 from tbnum.observe.gradients import Seen
@@ -109,18 +109,37 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Histograms:
+    """Of some tensors together, one entry a device, and where that was due of each."""
+
+    whole: list[Tensor]  # (BINS,) int64
+    each: list[TensorHistograms] | None
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor], each_of_them: bool) -> Histograms:
+        """One pass over the elements."""
+        if not each_of_them:
+            return Histograms(list(total_histograms_of(tensors).values()), None)
+        each = histograms_of(tensors)
+        return Histograms([histograms.counts.sum(0) for histograms in each], each)
+
+    def tree(self) -> dict[str, Any]:
+        each = None if self.each is None else [histograms.counts for histograms in self.each]
+        return {"whole": self.whole, "each": each}
+
+
+@dataclass(frozen=True)
 class Rows:
     """Statistics of each of some tensors; `divisor` is what the tensors still carried."""
 
     statistics: list[TensorStatistics]
-    histograms: list[TensorHistograms]
+    histograms: Histograms
     divisor: Number
-    each_histogram: bool  # not only that of all of them
 
     def tree(self) -> dict[str, Any]:
         return {
             "statistics": [each.values for each in self.statistics],
-            "histograms": _counts(self.histograms, self.each_histogram),
+            "histograms": self.histograms.tree(),
             "divisor": self.divisor,
         }
 
@@ -130,19 +149,13 @@ class Change:
     """Norms and histograms of the parameters and of their change in a step."""
 
     norms: dict[str, list[TensorNorms]]
-    histograms: dict[str, list[TensorHistograms]]
-    each_histogram: bool
+    histograms: dict[str, Histograms]
 
     def tree(self) -> dict[str, Any]:
         return {
             "norms": {source: [each.norms for each in norms] for source, norms in self.norms.items()},
-            "histograms": {source: _counts(some, self.each_histogram) for source, some in self.histograms.items()},
+            "histograms": {source: histograms.tree() for source, histograms in self.histograms.items()},
         }
-
-
-def _counts(histograms: list[TensorHistograms], each_of_them: bool) -> dict[str, Any]:
-    counts = [each.counts for each in histograms]
-    return {"whole": [each.sum(0) for each in counts], "each": counts if each_of_them else None}
 
 
 NOTHING = Measurement([], [], [])
@@ -321,13 +334,13 @@ def _take_histograms(
     source: str,
     parameters: int,
     places: list[int],
-    histograms: list[TensorHistograms],
+    histograms: Histograms,
     counts: Mapping[str, Any],
 ) -> None:
     record.histograms[source] = sum(counts["whole"])
-    if counts["each"] is not None:
+    if histograms.each is not None:
         spread = np.zeros((parameters, counts["each"][0].shape[1]), np.int64)
-        for each, values in zip(histograms, counts["each"], strict=True):
+        for each, values in zip(histograms.each, counts["each"], strict=True):
             spread[np.asarray(places)[each.index]] = values
         record.tensor_histograms[source] = spread
 

@@ -24,7 +24,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from tbnum.measure.histogram import histograms_of
 from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import statistics_of
 from tbnum.observe.caller import users_line, users_stacklevel
@@ -32,6 +31,7 @@ from tbnum.observe.gradients import gradients_of, local, look_at, parameters_of
 from tbnum.observe.records import (
     UNKNOWN,
     Change,
+    Histograms,
     Measurement,
     OpenOptimizer,
     Pending,
@@ -447,8 +447,8 @@ class StepObserver:
         # What backward made was the gradient times the scale: that is what has to fit into a narrow format.
         known = not (isinstance(self._loss_scale, float) and math.isnan(self._loss_scale))
         scale = self._loss_scale / divisor if known else 1.0
-        histograms = histograms_of(gradients)
-        one.rows = Rows(statistics_of(gradients, scale), histograms, divisor, self._histograms_due())
+        histograms = Histograms.of(gradients, self._histograms_due())
+        one.rows = Rows(statistics_of(gradients, scale), histograms, divisor)
 
     def _histograms_due(self) -> bool:
         return self.next_step % self._histogram_interval == 0
@@ -465,8 +465,9 @@ class StepObserver:
         if len(after) == len(before):  # else the step itself added a group
             changes = torch._foreach_sub(after, before)
             norms = {"parameter": norms_of(after), "update": norms_of(changes)}
-            histograms = {"parameter": histograms_of(after), "update": histograms_of(changes)}
-            one.change = Change(norms, histograms, self._histograms_due())
+            due = self._histograms_due()
+            histograms = {"parameter": Histograms.of(after, due), "update": Histograms.of(changes, due)}
+            one.change = Change(norms, histograms)
 
     # -- sightings ---------------------------------------------------------------------------------------------
 
