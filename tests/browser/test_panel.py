@@ -140,6 +140,8 @@ def test_a_click_on_a_mark_selects_it_where_it_is(shared: TensorBoard, look: Loo
     panel.frame.locator(".on-curve .lane-skip").nth(2).click()
     expect(panel.frame.locator(".card")).to_contain_text("Step 17,863")
     expect(panel.frame.locator(".row.chosen.event-row")).to_have_attribute("data-step", "17863")
+    expect(panel.frame.locator(".lanes .mark.selected")).to_have_attribute("data-step", "17863")
+    expect(panel.frame.locator(".on-curve .mark.selected")).to_have_count(1)
     panel.wait_until(lambda: "p.tbnum.event=17863.skip" in panel.address(), "the event in the address")
     assert "p.tbnum.steps" not in panel.address()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +153,3 @@ def diverging(folder: Path, *, start: float = START) -> None:
     """A run whose loss is NaN once, and from step 300 on for good."""
     with Recording(folder, nan_loss=[120, *range(300, 400)], length=400, start=start) as run:
         run.advance(400)
-
-
-def resumable_steps(run: Recording, count: int) -> Iterator[int]:
-    """Advances step by step, for tests that look in between."""
-    for _ in range(count):
-        run.advance()
-        yield run.step

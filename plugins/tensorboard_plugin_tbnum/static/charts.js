@@ -241,29 +241,33 @@ export class Charts {
     if (!this.root.clientWidth || !this.root.clientHeight) return; // hidden; `resize` draws when it is not
     if (!Object.keys(this.colors).length) this.#readColors();
     this.#layoutLanes();
-    const sizes = this.#sizes();
+    const fresh = this.panes.map((pane) => this.#prepare(pane));
+    const sizes = this.#sizes(); // after what stands above the plots has its height
     const [min, max] = this.#xRange();
     this.panes.forEach((pane, index) => {
-      const scale = this.#scaleOf(pane.spec);
-      const made = [model.series, scale, model.prefix, model.smoothing, this.xAxis];
-      const same = made.every((part, at) => part === pane.made[at]);
-      if (!same) {
-        Object.assign(pane, { made }, plotData(pane.spec, model.series, {
-          scale, prefix: model.prefix, smoothing: model.smoothing, xOf: (step) => this.xAxis.xOf(step),
-        }));
-      }
-      const { data } = pane;
-      if (!pane.plot) pane.plot = this.#plot(pane, index, sizes[index], data);
+      pane.plot ??= this.#plot(pane, index, sizes[index]);
       const { plot } = pane;
       plot.axes[0].label = this.#xLabel(index);
-      const resized = plot.width !== sizes[index].width || plot.height !== sizes[index].height;
-      if (resized) plot.setSize(sizes[index]);
+      if (plot.width !== sizes[index].width || plot.height !== sizes[index].height) plot.setSize(sizes[index]);
       plot.batch(() => {
-        if (!same) plot.setData(/** @type {any} */ (data), false);
+        if (fresh[index]) plot.setData(/** @type {any} */ (pane.data), false);
         plot.setScale("x", { min, max });
       });
-      this.#describe(pane);
     });
+  }
+
+  /** Computes what a chart draws, where that has changed, and says it in words. @param {Pane} pane @returns {boolean} whether it has */
+  #prepare(pane) {
+    const { series, prefix, smoothing } = this.shown;
+    const scale = this.#scaleOf(pane.spec);
+    const made = [series, scale, prefix, smoothing, this.xAxis];
+    const changed = made.some((part, at) => part !== pane.made[at]);
+    if (changed) {
+      const xOf = (/** @type {number} */ step) => this.xAxis.xOf(step);
+      Object.assign(pane, { made }, plotData(pane.spec, series, { scale, prefix, smoothing, xOf }));
+    }
+    this.#describe(pane);
+    return changed;
   }
 
   /** The room has changed, or the panel has become visible. */
@@ -339,8 +343,8 @@ export class Charts {
     }));
   }
 
-  /** @param {Pane} pane @param {number} index @param {{width: number, height: number}} size @param {(number | null)[][]} data */
-  #plot(pane, index, size, data) {
+  /** @param {Pane} pane @param {number} index @param {{width: number, height: number}} size */
+  #plot(pane, index, size) {
     const { spec } = pane;
     const last = index === this.panes.length - 1;
     const color = (/** @type {string} */ name) => () => this.colors[name];
@@ -421,7 +425,7 @@ export class Charts {
         setSelect: [(u) => this.#selected(u)],
       },
     };
-    const plot = new this.PlotClass(options, /** @type {any} */ (data), pane.holder);
+    const plot = new this.PlotClass(options, /** @type {any} */ (pane.data), pane.holder);
     plot.over.append(pane.overlay);
     plot.over.addEventListener("wheel", (event) => this.#wheel(event, plot), { passive: false });
     plot.over.addEventListener("mouseleave", () => this.callbacks.hover(null));
