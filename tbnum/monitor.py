@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "wrap"]
 
 _STATE_VERSION = 1
+MAX_DRAWN_TENSORS = 512  # of a larger model the dashboards get the whole alone; the record has every tensor
 FLIGHT_STEPS = 32  # whose per-tensor norms stay in memory, to be written around an event
 
 _monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()  # those that are open
@@ -350,7 +351,7 @@ class _Recorder:
             self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
         self._explainer.step(columns, row)
         for name, one in record.optimizers.items():
-            self._write_tensors(record.step, name, one)
+            self._write_tensors(record.step, record.wall_time, name, one)
             kind = _kind_of_step(one)
             if kind is not None:
                 data = _facts_of_step(kind, record, one)
@@ -375,7 +376,7 @@ class _Recorder:
 
     # -- tensor by tensor ----------------------------------------------------------------------------------------
 
-    def _write_tensors(self, step: int, name: str, one: OptimizerRecord) -> None:
+    def _write_tensors(self, step: int, wall_time: float, name: str, one: OptimizerRecord) -> None:
         if one.grad_norms is None:
             return
         label = self._label(name)
@@ -388,10 +389,21 @@ class _Recorder:
         self._log.write_tensors(TensorTable(step, names, columns, label, reason))
         absmax = {"gradient": one.columns.get("absmax")}
         for source, counts in one.tensor_histograms.items():
-            self._log.write_histogram(_histogram_table(step, names, source, counts, absmax.get(source)))
+            table = _histogram_table(step, names, source, counts, absmax.get(source))
+            self._log.write_histogram(table)
+            if len(names) <= MAX_DRAWN_TENSORS:
+                self._draw(table, wall_time, [f"tbnum/{source}/{each}" for each in names])
         for source, counts in one.histograms.items():
-            everything = (f"{label}/*" if label else "*",)
-            self._log.write_histogram(_histogram_table(step, everything, source, counts[None], None))
+            everything = f"{label}/*" if label else "*"
+            table = _histogram_table(step, (everything,), source, counts[None], None)
+            self._log.write_histogram(table)
+            self._draw(table, wall_time, [f"tbnum/{label}/{source}" if label else f"tbnum/{source}"])
+
+    def _draw(self, table: HistogramTable, wall_time: float, tags: list[str]) -> None:
+        """In TensorBoard's own histogram dashboards; about 0.1 ms a tag, on the thread of the log."""
+        dashboards = self._dashboards
+        if dashboards is not None:
+            self._log.submit(lambda: _draw_each(dashboards, table, wall_time, tags))
 
     def write_flight(self) -> None:
         """The steps of late that were not written yet, each once."""
@@ -470,10 +482,17 @@ def _told(error: BaseException) -> str:
 _ABSENT = OptimizerRecord()
 
 
+def _draw_each(dashboards: Dashboards, table: HistogramTable, wall_time: float, tags: list[str]) -> None:
+    for name, tag in zip(table.names, tags, strict=True):
+        dashboards.histogram(tag, table.row(name), table.step, wall_time)
+
+
 def _histogram_table(
     step: int, names: tuple[str, ...], source: str, counts: np.ndarray, absmax: np.ndarray | None
 ) -> HistogramTable:
     unknown = np.full(len(names), math.nan)
+    if counts.max() < 2**31:
+        counts = counts.astype(np.int32)  # half the memory while it waits to be written
     return HistogramTable(step, names, source, counts, unknown, unknown if absmax is None else absmax)
 
 

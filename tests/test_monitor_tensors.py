@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import tbnum
@@ -82,6 +83,9 @@ def test_histograms_count_every_element_once(tmp_path: Path) -> None:
         train(model, optimizer, None, batches(6))
     run = run_of(tmp_path)
     elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    drawn = EventAccumulator(str(tmp_path), {"histograms": 0}).Reload()
+    assert [each.step for each in drawn.Histograms("tbnum/gradient_log2")] == [0, 2, 4]
+    assert [each.step for each in drawn.Histograms("tbnum/parameter/first")] == [0, 4]
     for source in ("gradient", "parameter", "update"):
         series = run.histograms[source]
         whole = series.at(2)
