@@ -792,3 +792,19 @@ def test_a_file_that_vanishes_while_it_is_read_costs_its_tables(tmp_path: Path) 
 def test_every_reason_has_a_place_in_the_schema() -> None:
     assert TABLE_REASONS == ("interval", "flight", "failure")  # files hold the positions
     assert HISTOGRAM_SOURCES == ("gradient", "parameter", "update", "activation", "activation_gradient")
+
+
+def test_one_step_is_read_alone_by_optimizer_and_reason(tmp_path: Path) -> None:
+    failed = dataclasses.replace(table(60, reason="interval"), optimizer="critic", reason="failure")
+    other = dataclasses.replace(table(60, ("generator.weight",), salt=1), optimizer="generator")
+    write(tmp_path, table(50), failed, other, table(61, reason="flight"))
+    tensors = Run(tmp_path).tensors
+    assert tensors.steps_of("interval").tolist() == [50, 60]
+    assert tensors.steps_of("failure", "flight").tolist() == [60, 61]
+    critic, generator = tensors.at(60)
+    assert (critic.optimizer, critic.reason, critic.names) == ("critic", "failure", NAMES)
+    assert (generator.optimizer, generator.reason) == ("generator", "interval")
+    for name, values in failed.columns.items():
+        np.testing.assert_array_equal(critic.columns[name], values, name)
+    assert list(tensors.at(60, ["zero", "of a newer tbnum"])[0].columns) == ["zero"]
+    assert tensors.at(55) == []

@@ -38,7 +38,7 @@ from tbnum.log.tensors import (
     text_id,
 )
 
-__all__ = ["HistogramSeries", "Histograms", "TensorSeries", "Tensors", "TensorsFile"]
+__all__ = ["HistogramSeries", "Histograms", "StepTable", "TensorSeries", "Tensors", "TensorsFile"]
 
 
 class _Series(NamedTuple):
@@ -57,6 +57,15 @@ class TensorSeries(_Series):
         series = TensorSeries(steps, names, values)
         series.reasons = reasons
         return series
+
+
+class StepTable(NamedTuple):
+    """One table: what was written of an optimizer's tensors at a step."""
+
+    optimizer: str | None  # None where there is one alone
+    reason: str  # one of `schema.TABLE_REASONS`
+    names: tuple[str, ...]  # (P,)
+    columns: dict[str, np.ndarray]  # each (P,) float64, NaN where unknown
 
 
 class _Place(NamedTuple):
@@ -80,6 +89,7 @@ class TensorsFile:
         self.histograms: list[_Place] = []
         self.names: dict[int, tuple[str, ...]] = {}
         self.columns: dict[int, tuple[str, ...]] = {}
+        self.optimizers: dict[int, str | None] = {}  # by the same ids as `columns`
         self._garbled: list[str] = []
         self._unreadable: set[int] = set()
         self._error: str | None = None
@@ -161,7 +171,9 @@ class TensorsFile:
                 self.names.setdefault(text_id(text), parse_names(text))
             elif record.tag == TAG_TABLE_COLUMNS:
                 text = record.payload.decode()
-                self.columns.setdefault(text_id(text), parse_columns(text)[0])
+                columns, optimizer = parse_columns(text)
+                self.columns.setdefault(text_id(text), columns)
+                self.optimizers.setdefault(text_id(text), optimizer)
             elif record.tag == TAG_SESSION:
                 version = int(json.loads(record.payload).get("format_version", FORMAT_VERSION))
                 if version > FORMAT_VERSION:
@@ -226,6 +238,7 @@ class Tensors(Mapping[str, TensorSeries]):
         ]
         layouts = [(file, file.columns[key]) for file, places in self._kept for key in _keys(places, "columns")]
         self._columns = _union(columns for _, columns in layouts)
+        self._at: dict[int, list[tuple[TensorsFile, _Place]]] | None = None
 
     def __repr__(self) -> str:
         return f"Tensors({list(self._columns)})"
@@ -246,6 +259,42 @@ class Tensors(Mapping[str, TensorSeries]):
     def names(self) -> tuple[str, ...]:
         """Names of all tensors, whatever their columns."""
         return _union(file.names[key] for file, places in self._kept for key in _keys(places, "names"))
+
+    def steps_of(self, *reasons: str) -> np.ndarray:
+        """(S,) the steps that have a table written for one of `reasons`, rising. Reads nothing."""
+        kinds = [TABLE_REASONS.index(reason) for reason in reasons]
+        steps = [place.head.step for _, places in self._kept for place in places if place.head.kind in kinds]
+        return np.unique(np.array(steps, np.int64))
+
+    def at(self, step: int, columns: Sequence[str] | None = None) -> list[StepTable]:
+        """The tables of one step with all their columns, or those of `columns` that they have; [] where there is none.
+
+        In the order they were written. Some 15 us a table and 5 us a column.
+        """
+        if self._at is None:
+            at: dict[int, list[tuple[TensorsFile, _Place]]] = {}
+            for file, places in self._kept:
+                for place in places:
+                    at.setdefault(place.head.step, []).append((file, place))
+            self._at = at
+        found = []
+        for file, place in self._at.get(int(step), ()):
+            layout = file.columns[place.head.columns]
+            for _, payload in file.payloads([place]):
+                try:
+                    values = {
+                        name: column_at(payload, len(layout), index).astype(np.float64)
+                        for index, name in enumerate(layout)
+                        if columns is None or name in columns
+                    }
+                except ValueError:
+                    file.not_understood(place)
+                    continue
+                kind = place.head.kind
+                reason = TABLE_REASONS[kind] if kind < len(TABLE_REASONS) else "unknown"
+                optimizer = file.optimizers.get(place.head.columns)
+                found.append(StepTable(optimizer, reason, file.names[place.head.names], values))
+        return found
 
     def read(
         self,
