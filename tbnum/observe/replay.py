@@ -1,0 +1,296 @@
+"""Runs a forward and backward again, watched module by module, to tell where the first NaN or inf came from.
+
+A replay is for a person with a question, not for every step. Afterwards everything is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from tbnum.observe.modules import limit_of, named_modules
+from tbnum.observe.origin import Cause, WatchedRun
+from tbnum.observe.ranks import rank_and_world_size
+from tbnum.observe.rewind import Kept, Moment, parameters_of_all
+from tbnum.observe.samples import Samples
+
+__all__ = ["Origin", "replay"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the first NaN or inf of a forward and backward came from. As text, it is its `message`."""
+
+    module: str | None
+    """Name as in `model.named_modules()`, `""` for the model itself; None where it was outside of every module."""
+
+    phase: Literal["forward", "backward", "none"]
+    """"none": everything was finite in the replay."""
+
+    what: Literal["output", "input", "loss", "gradient"] | None
+    """What the first non-finite tensor is, to the module."""
+
+    shape: tuple[int, ...] | None
+    """Of the first non-finite tensor; so are `dtype`, `largest` and `limit`."""
+
+    dtype: str | None
+
+    largest: float | None
+    """Its largest finite magnitude; None where no element is finite."""
+
+    limit: float | None
+    """The largest number of its format: 65504 for float16."""
+
+    inputs_finite: bool | None
+    """True: the module made it out of finite inputs (or gradients). False: it was handed on."""
+
+    operation: str | None
+    """The operation that put it out, as PyTorch calls it, where that could be told."""
+
+    samples: tuple[int, ...] | None
+    """Which samples of the batch do it, each alone; () where none does alone; None where no batch was given."""
+
+    message: str
+    """All of it in one sentence."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def replay(
+    closure: Callable[..., Any],
+    batch: Any = None,
+    *,
+    models: Mapping[str, nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+    scaler: torch.amp.GradScaler | None = None,
+    at: Moment | None = None,
+    muted: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Origin:
+    """Run forward and backward again with every module watched, and tell where the first NaN or inf came from.
+
+        origin = replay(lambda: scaler.scale(loss_fn(model(x))).backward(), models={"": model}, ...)
+        origin = replay(lambda xy: scaler.scale(loss_fn(model(xy[0]), xy[1])).backward(), (x, y), ...)
+
+    Compiled modules run as they were written, uncompiled. Parameters, gradients, buffers, attributes of modules,
+    random state (PyTorch's on every device, Python's, numpy's), scaler and optimizer settings are afterwards what
+    they were, bit by bit, and gradients the same objects, also where the closure raises.
+
+    Args:
+        closure: runs forward and backward, and takes no optimizer step. With `batch`, it is called with a copy of it.
+        batch: what the closure is to be given: tensors whose first dimension is the samples, alone or in tuples,
+            lists, dicts and dataclasses. Then the samples that do it are found by halving, each time in a batch of the
+            same size, where samples that do no harm stand in for the others.
+        at: random state and scale to run with; those of now without it.
+        muted: a context in which those who watch the training look away.
+
+    Costs:
+        A copy of parameters and buffers (in the host's memory), one more set of gradients, two runs of the closure
+        that wait for every tensor; with `batch`, 2 more for each halving and sample that does it, 64 at most beyond.
+
+    Raises:
+        TypeError: `closure` is no function.
+        ValueError: no model; a batch without tensors.
+        RuntimeError: it could not keep its promise, and ran nothing: several processes train together, an optimizer
+            steps inside of backward, a parameter is not initialized. Or the closure ran no backward, or stepped an
+            optimizer; everything is as it was then, too.
+        Whatever the closure raises.
+    """
+    optimizers = list(optimizers)
+    _check(closure, models, optimizers)
+    samples = None if batch is None else Samples(batch)
+    kept = Kept(models, optimizers, scaler)
+
+    def run(given: Any = None, look_into: Cause | None = None) -> tuple[WatchedRun, Cause]:
+        kept.rewind()
+        kept.begin(at)
+        watched = WatchedRun(models, kept.hide_gradient, look_into)
+        with muted(), _no_step(optimizers), watched.watching():
+            closure() if samples is None else closure(samples.copy() if given is None else given)
+        return watched, watched.cause()
+
+    try:
+        first, cause = run()
+        if not first.backwards:
+            raise RuntimeError(
+                "the closure ran no backward, so there is nothing to replay: it has to run forward and backward, as "
+                "in monitor.replay(lambda: scaler.scale(loss_fn(model(x))).backward())."
+            )
+        if cause.what in ("output", "gradient") and cause.inputs_finite:
+            closer, _ = run(look_into=cause)
+            if closer.operation is not None:  # a float16 overflow that leaves the module as float32, say
+                cause = dataclasses.replace(cause, operation=closer.operation[0], tensor=closer.operation[1])
+        culprits = None
+        if samples is not None and cause.phase != "none":
+
+            def fails(given: Any) -> bool:
+                _, again = run(given)
+                return (again.phase, again.module) == (cause.phase, cause.module)
+
+            culprits = samples.find(fails)
+        return _origin(cause, first, models, samples, culprits)
+    finally:
+        kept.rewind()
+
+
+def _check(
+    closure: Any,
+    models: Mapping[str, nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> None:
+    if not callable(closure):
+        raise TypeError(
+            f"replay() takes a function that runs forward and backward, not {closure!r:.80}: "
+            "monitor.replay(lambda: scaler.scale(loss_fn(model(x))).backward())."
+        )
+    if not models:
+        raise ValueError("replay() watches the modules of a model, and has none: give it to tbnum.wrap(..., model=).")
+    rank, world_size = rank_and_world_size()
+    if world_size > 1:
+        raise RuntimeError(
+            f"replay() runs in one process, and this is rank {rank} of {world_size}: the others would not take part "
+            "in its collectives. Load the checkpoint and the batch in a single process and replay there."
+        )
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("replay() can't run while a CUDA graph is captured; call it outside.")
+    for name, parameter in parameters_of_all(models, optimizers):
+        if nn.parameter.is_lazy(parameter):
+            raise RuntimeError(f"{name} is not initialized yet; run the model once before replay().")
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise RuntimeError(
+                f"{name} has a hook that runs when its gradient is there, as optimizers have that step inside of "
+                "backward: a replay would take that step. Remove the hooks for the replay, or step after backward."
+            )
+    compiled = any(
+        type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None
+        for model in models.values()
+        for module in model.modules()
+    )
+    if compiled and not hasattr(torch.compiler, "set_stance"):
+        raise RuntimeError("a compiled model runs uncompiled from torch 2.6 on; replay with the model before compile.")
+
+
+@contextlib.contextmanager
+def _no_step(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        raise RuntimeError(
+            f"the closure given to replay() calls {type(optimizer).__name__}.step(): it is to run forward and "
+            "backward, and nothing after. Nothing was changed."
+        )
+
+    handles = [optimizer.register_step_pre_hook(refuse) for optimizer in optimizers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def _origin(
+    cause: Cause,
+    run: WatchedRun,
+    models: Mapping[str, nn.Module],
+    samples: Samples | None,
+    culprits: tuple[int, ...] | None,
+) -> Origin:
+    tensor = cause.tensor
+    sentence = _nothing_found(run) if tensor is None else _sentence(cause, _bad_parameters(models, cause.module))
+    if samples is not None and culprits is not None:
+        sentence += f"; {_samples_in_words(culprits, samples.size)}"
+    return Origin(
+        module=cause.module,
+        phase=cause.phase,
+        what=cause.what,
+        shape=None if tensor is None else tensor.shape,
+        dtype=None if tensor is None else _name(tensor.dtype),
+        largest=None if tensor is None else tensor.largest,
+        limit=None if tensor is None else limit_of(tensor.dtype),
+        inputs_finite=cause.inputs_finite,
+        operation=cause.operation,
+        samples=culprits,
+        message=f"{sentence}.",
+    )
+
+
+def _nothing_found(run: WatchedRun) -> str:
+    at = f", at {_module(run.largest_gradient_at)}" if run.largest_gradient_at is not None else ""
+    return (
+        "Everything was finite in this replay, loss and gradients; the largest gradient on its way was "
+        f"{run.largest_gradient:.3g}{at}. The step may have run with another scale, batch or random state"
+    )
+
+
+def _sentence(cause: Cause, bad_parameters: Sequence[str]) -> str:
+    tensor = cause.tensor
+    assert tensor is not None
+    module = _module(cause.module)
+    by = f" by {cause.operation}" if cause.operation else ""
+    what = f"{_name(tensor.dtype)} of shape {tensor.shape}{by}"
+    range_ = f"{_name(tensor.dtype)} ends at {limit_of(tensor.dtype):.6g}"
+    there = (
+        "no value there is finite" if tensor.largest is None else f"the largest finite value is {tensor.largest:.6g}"
+    )
+    ends = f"{there}, and {range_}"
+    if bad_parameters and cause.phase == "forward":
+        return (
+            f"Parameters of {module} are not finite ({', '.join(bad_parameters[:4])}), and so no batch can pass it: "
+            "go back to a checkpoint in which they are"
+        )
+    if cause.phase == "backward":
+        if cause.sum_of_finite:
+            return f"Gradients that are finite each add up to {tensor.kind} at {module}: {what}; {ends}"
+        if cause.module is None:
+            return f"The backward of the loss, after the model, makes {tensor.kind}: {what}; {ends}"
+        if not cause.inputs_finite:
+            return (
+                f"The forward is finite; the gradient of the output of {module} holds {tensor.kind} already when it "
+                f"comes from the loss, after the model: {what}; {ends}"
+            )
+        return (
+            f"The forward is finite; gradients come finite into {module}, and its backward makes {tensor.kind}: "
+            f"{what}; {ends}"
+        )
+    if cause.what == "loss":
+        return f"Every module's output is finite; the loss, after the model, is {tensor.kind}: {what}; {ends}"
+    if cause.module is None:
+        return f"What the model is given is not finite already: {tensor.kind} in the input of {_module(cause.consumer)}"
+    inputs = "not finite" if not cause.inputs_finite else f"finite (up to {cause.largest_input or 0:.4g})"
+    where = "" if cause.consumer is None else f", in its own code before it calls {_module(cause.consumer)}"
+    return f"The forward of {module} makes {tensor.kind}{where}: its input is {inputs}, its result {what}; {ends}"
+
+
+def _samples_in_words(culprits: Sequence[int], size: int) -> str:
+    if not culprits:
+        return f"no sample of the {size} does it alone"
+    if len(culprits) == 1:
+        return f"sample {culprits[0]} of the {size} does it"
+    shown = ", ".join(map(str, culprits[:8])) + (f" and {len(culprits) - 8} more" if len(culprits) > 8 else "")
+    return f"samples {shown} of the {size} do it, each alone"
+
+
+def _module(name: str | None) -> str:
+    return repr(name) if name else "the model itself"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bad_parameters(models: Mapping[str, nn.Module], module: str | None) -> list[str]:
+    """Of the module itself, and where it has none but in other modules, of those."""
+    if module is None:
+        return []
+    found = next((each for name, each in named_modules(models, inside_compiled=True) if name == module), None)
+    if found is None:
+        return []
+    named = list(found.named_parameters(recurse=False)) or list(found.named_parameters())
+    return [name for name, parameter in named if not bool(torch.isfinite(parameter.detach()).all())]
