@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import hashlib
 import math
 import os
 import platform
@@ -23,7 +25,10 @@ from torch import Tensor, nn
 
 from tbnum._version import __version__
 from tbnum.explain import LiveExplainer
+from tbnum.explain.repeats import divergence, fingerprint
+from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.log.dashboards import Dashboards
+from tbnum.log.reader import Run, find_runs, session_metas
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
@@ -31,6 +36,7 @@ from tbnum.measure.clip import clip_grad_norm_
 from tbnum.observe.caller import users_stacklevel
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
+from tbnum.observe.gradients import parameters_of
 from tbnum.observe.optimizer import observe_optimizer
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.records import OptimizerRecord, Sighting, StepRecord
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "wrap"]
 
 _STATE_VERSION = 1
+MAX_NAMES_IN_META = 1000
 MAX_DRAWN_TENSORS = 512  # of a larger model the dashboards get the whole alone; the record has every tensor
 FLIGHT_STEPS = 32  # whose per-tensor norms stay in memory, to be written around an event
 
@@ -109,7 +116,7 @@ def wrap(
     known = _already_wrapped(optimizers, scaler, folder)
     if known is not None:
         return known
-    return Monitor(
+    monitor = Monitor(
         optimizers,
         scaler,
         folder=folder,
@@ -120,6 +127,8 @@ def wrap(
         scalar_interval=scalar_interval,
         config=dict(config or {}),
     )
+    monitor._recorder.look_for_a_repeat()
+    return monitor
 
 
 class Monitor:
@@ -147,10 +156,12 @@ class Monitor:
             scaler,
             on_step=self._recorder.on_step,
             on_sighting=self._recorder.on_sighting,
+            on_first_step=functools.partial(_first_step, weakref.ref(self)),
             verify_interval=scalar_interval,
             tensor_interval=tensor_interval,
             histogram_interval=histogram_interval,
         )
+        self._state: dict[str, Any] | None = None  # of a checkpoint, until the next step
         self._scaler = None if scaler is None else weakref.ref(scaler)
         self._releases: list[Callable[[], None]] = []
         try:
@@ -254,6 +265,31 @@ class Monitor:
             self._observer.sight("crash", {"error": _told(error)})
         self._recorder.write_flight()
 
+    def _first_step(self) -> None:
+        """Before the first step of a session: whether it continues a run, where, and what its checkpoint lost."""
+        past = self._recorder.past()
+        if past is None:
+            return
+        state, self._state = self._state, None
+        several = len(self._observer.optimizers()) > 1
+        optimizers = [_now(each, name if several else None) for name, each in self._observer.optimizers().items()]
+        if state is None:
+            step, how = starting_step(past, optimizers)
+            if how == "fresh":
+                return
+            self._observer.next_step = step
+            self._recorder.resumed(step, int(np.count_nonzero(past.steps["skipped"][past.steps["step"] < step])))
+        else:
+            step, how = state["step"], "monitor state"
+        scaler = self._observer.scaler
+        scale = None if scaler is None else scaler.get_scale()  # waits for the device, once in a continued session
+        previous = None if state is None else state.get("session")
+        self._observer.sight("resume", {"from_step": step, "how": how, "previous_session": previous})
+        expected = None if state is None else state.get("loss_scale")
+        for kind, optimizer, data in lost_state(past, step, optimizers, scale, expected):
+            self._observer.sight(kind, data, optimizer)
+        self._recorder.redraw(past, step)
+
     def _release(self) -> None:
         for release in self._releases:
             release()
@@ -283,7 +319,9 @@ class Monitor:
                 f"expected {_STATE_VERSION}): pass what monitor.state_dict() gave, or leave it out to start at step 0."
             )
         self._observer.next_step = state["step"]
-        self._recorder.resumed(state)
+        self._state = dict(state)
+        self._recorder.resumed(state["step"], int(state.get("skipped_steps", 0)))
+        self._observer.expect_first_step(functools.partial(_first_step, weakref.ref(self)))
 
     def __enter__(self) -> Monitor:
         return self
@@ -294,6 +332,12 @@ class Monitor:
         if isinstance(error, (Exception, KeyboardInterrupt)):
             self._observer.sight("crash", {"error": _told(error)})
         self.close()
+
+
+def _first_step(ref: weakref.ref[Monitor]) -> None:
+    monitor = ref()
+    if monitor is not None:
+        monitor._first_step()
 
 
 class _Recorder:
@@ -322,6 +366,7 @@ class _Recorder:
             "start_time": time.time(),
             "first_step": 0,
             "optimizers": {name: _described(each) for name, each in optimizers.items()},
+            "parameters": self.names.with_shapes(),
             "scaler": _settings(scaler),
             "seed": torch.initial_seed(),
             "config": dict(config),
@@ -329,6 +374,8 @@ class _Recorder:
             "rank": rank,
             "world_size": world_size,
         }
+        meta["fingerprint"] = fingerprint(meta)
+        self._fingerprint = meta["fingerprint"]
         self._explainer = LiveExplainer(meta)
         self._log = LogWriter(folder, columns=step_columns(self._groups), meta=meta, rank=rank)
         own_writer = _opened_writer(folder) if writer is None and not rank else None
@@ -459,11 +506,48 @@ class _Recorder:
 
     # -- from the monitor ----------------------------------------------------------------------------------------
 
-    def resumed(self, state: Mapping[str, Any]) -> None:
-        self.skipped_steps = int(state.get("skipped_steps", 0))
-        self._log.update_meta(first_step=state["step"])
-        data = {"from_step": state["step"], "previous_session": state.get("session")}
-        self._event(Event(state["step"], time.time(), "resume", data=data))
+    def resumed(self, step: int, skipped_steps: int) -> None:
+        self.skipped_steps = skipped_steps
+        self._log.update_meta(first_step=step)
+
+    def look_for_a_repeat(self) -> None:
+        """Say so where a run beside this one had the same seed and settings, and was lost. Never raises.
+
+        Costs a look at the head of each run's files beside this one (0.1 ms a file); a run that is alike is read.
+        """
+        try:
+            beside, _ = find_runs(self.folder.parent)
+            for name, folder in beside.items():
+                if folder.resolve() == self.folder.resolve():
+                    continue
+                if any(meta.get("fingerprint") == self._fingerprint for meta in session_metas(folder)):
+                    lost = divergence(Run(folder, name=name))
+                    if lost is not None:
+                        self._say_repeat(name, *lost)
+                        return
+        except OSError:
+            return  # what cannot be read cannot warn
+
+    def _say_repeat(self, run: str, step: int, why: str) -> None:
+        event = Event(0, time.time(), "repeat_of_diverged_run", data={"run": run, "at_step": step, "why": why})
+        self._event(event)
+        warnings.warn(self._explainer.event(event).message, RuntimeWarning, stacklevel=users_stacklevel())
+
+    def past(self) -> Run | None:
+        """What earlier sessions recorded in this folder; None where there were none."""
+        run = Run(self.folder)
+        return run if len(run.meta.get("sessions", [])) > 1 and run.steps else None
+
+    def redraw(self, past: Run, step: int) -> None:
+        """TensorBoard's own dashboards forget what this session does again, where the event file is ours alone."""
+        dashboards, before = self._dashboards, past.steps["step"] < step
+        if dashboards is None or self._own_writer is None or not before.any():
+            return
+        known = {name: values[before] for name, values in past.steps.items()}
+        columns = tuple(name for name, values in known.items() if not np.isnan(values).all())
+        row = tuple(known[name][-1] for name in columns)
+        skipped_total = self.skipped_steps
+        self._log.submit(lambda: dashboards.resume(step, columns, row, skipped_total))
 
     def flush(self) -> None:
         self._log.flush()
@@ -473,6 +557,17 @@ class _Recorder:
     def close(self) -> None:
         self.write_flight()
         _finish(self._log, self._own_writer)
+
+
+def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:
+    counts = [state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
+    return OptimizerNow(
+        name=name,
+        has_state=len(optimizer.state) > 0,
+        updates=int(max(float(count) for count in counts)) if counts else None,
+        stateless=type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups),
+        lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+    )
 
 
 def _told(error: BaseException) -> str:
@@ -534,6 +629,17 @@ class _Names:
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], modules: Mapping[str, nn.Module]) -> None:
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
         self._optimizers = {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
+
+    def with_shapes(self) -> dict[str, list[int]] | None:
+        """Names and shapes; None where there are too many for the head of the log. The tensors' file has the names."""
+        shapes: dict[str, list[int]] = {}
+        for name, ref in self._optimizers.items():
+            optimizer = ref()
+            parameters = [] if optimizer is None else parameters_of(optimizer)
+            if len(parameters) > MAX_NAMES_IN_META:
+                return None
+            shapes |= dict(zip(self.names_of(name), (list(each.shape) for each in parameters), strict=True))
+        return shapes
 
     def names_of(self, optimizer: str, rows: Iterable[int] | None = None) -> tuple[str, ...]:
         """The names of an optimizer's parameters, in its order; with `rows` only of those.
@@ -683,19 +789,26 @@ def _carries_the_scale(scaler: torch.amp.GradScaler, optimizer: torch.optim.Opti
 
 
 def _described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    settings = {key: value for key, value in optimizer.defaults.items() if _is_plain(value)}
+    parameters = parameters_of(optimizer)
+    shapes = str([tuple(each.shape) for each in parameters])
+    settings = [
+        {key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
     return {
         "class": type(optimizer).__name__,
-        "groups": len(optimizer.param_groups),
-        "parameters": sum(len(group["params"]) for group in optimizer.param_groups),
-        "settings": settings,
+        "groups": settings,
+        "parameters": len(parameters),
+        "shapes": hashlib.sha256(shapes.encode()).hexdigest()[:16],
     }
 
 
-def _is_plain(value: Any) -> bool:
+def _plain(value: Any) -> Any:
+    """As JSON can hold it."""
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 and value.device.type == "cpu" else str(value.dtype)
     if isinstance(value, (list, tuple)):
-        return all(_is_plain(each) for each in value)
-    return value is None or isinstance(value, (bool, int, float, str))
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _settings(scaler: torch.amp.GradScaler | None) -> dict[str, Any] | None:

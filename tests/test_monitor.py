@@ -873,28 +873,6 @@ def test_events_reach_callbacks_explained_and_one_that_raises_does_not_reach_the
     assert seen[-1].kind == "annotation" and seen[-1].data["text"] == "a note"
 
 
-def test_a_resumed_run_goes_on_at_its_step_and_supersedes_what_came_after_the_checkpoint(tmp_path: Path) -> None:
-    def session(state: Any, steps: int) -> Any:
-        model = Half()
-        optimizer, scaler = OPTIMIZERS["SGD"](model.parameters()), scaler_for(128.0)
-        with tbnum.wrap(optimizer, scaler, logdir=tmp_path) as monitor:
-            if state is not None:
-                monitor.load_state_dict(state)
-            train(model, optimizer, scaler, batches(steps))
-            saved = monitor.state_dict()
-            train(model, optimizer, scaler, batches(5))
-        return saved
-
-    saved = session(None, 10)
-    assert saved["step"] == 10
-    session(saved, 3)
-    steps = steps_of(tmp_path)
-    assert steps["step"].tolist() == list(range(18))
-    assert kinds_of(tmp_path) == ["resume"]
-    with pytest.raises(ValueError, match="no state of a tbnum monitor"):
-        tbnum.wrap(OPTIMIZERS["SGD"](Half().parameters()), logdir=tmp_path / "b").load_state_dict({"step": 3})
-
-
 def test_importing_the_reading_side_loads_no_torch() -> None:
     script = "import sys, tbnum, tbnum.log.reader, tbnum.explain, tbnum.cli; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

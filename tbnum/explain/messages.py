@@ -33,6 +33,8 @@ SEVERITY: dict[str, str] = {
     "gradient_underflow": "warning",
     "resume": "info",
     "scaler_state_lost": "warning",
+    "optimizer_state_lost": "warning",
+    "schedule_state_lost": "warning",
     "repeat_of_diverged_run": "warning",
     "annotation": "info",
     "crash": "error",
@@ -311,7 +313,16 @@ def _gradient_underflow(event: Event, data: Mapping[str, Any], later: Later | No
 
 
 def _resume(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
-    return f"The run was continued from step {data.get('from_step', event.step)}.", NOTHING
+    message = f"The run was continued from step {data.get('from_step', event.step):,}"
+    how = data.get("how")
+    if how == "counted":
+        return f"{message}, as the optimizer's own count of updates tells.", NOTHING
+    if how == "unknown":
+        return (
+            f"{message}, the first that is not in the log: from which step its checkpoint was, nothing tells.",
+            "Keep monitor.state_dict() in the checkpoint, and give it to monitor.load_state_dict() before going on.",
+        )
+    return f"{message}.", NOTHING
 
 
 def _scaler_state_lost(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
@@ -321,10 +332,28 @@ def _scaler_state_lost(event: Event, data: Mapping[str, Any], later: Later | Non
     )
 
 
-def _repeat_of_diverged_run(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+def _optimizer_state_lost(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    who = f"The state of {event.optimizer}" if event.optimizer else "The optimizer's state"
     return (
-        f"A run with the same settings diverged before: {data.get('run', 'see the data of this event')}.",
-        "Change the loss scale policy, the clip threshold or the learning rate before running it again.",
+        f"{who} counts {data.get('updates', '?')} updates where the log has {data.get('expected_updates', '?')}.",
+        "Save optimizer.state_dict() in the same checkpoint as the model, and load it before going on.",
+    )
+
+
+def _schedule_state_lost(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    old, new = as_float(data.get("old_lr")), as_float(data.get("new_lr"))
+    return (
+        f"The learning rate went back to that of the start: {number_text(old)} -> {number_text(new)}.",
+        "Save scheduler.state_dict() in the checkpoint, and load it before going on.",
+    )
+
+
+def _repeat_of_diverged_run(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    where = f" at step {data['at_step']:,}" if "at_step" in data else ""
+    return (
+        f"The run {data.get('run', '?')!r} had the same seed and settings and was lost{where}: "
+        f"{data.get('why', 'see its report')}. This one will fail alike.",
+        "Change the loss scale policy first, then the clip threshold, then the learning rate.",
     )
 
 
@@ -357,6 +386,8 @@ _WORDS = {
     "gradient_underflow": _gradient_underflow,
     "resume": _resume,
     "scaler_state_lost": _scaler_state_lost,
+    "optimizer_state_lost": _optimizer_state_lost,
+    "schedule_state_lost": _schedule_state_lost,
     "repeat_of_diverged_run": _repeat_of_diverged_run,
     "annotation": _annotation,
     "crash": _crash,

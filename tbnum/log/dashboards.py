@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from tensorboard.compat.proto import event_pb2
 
 from tbnum.formats import INF, ZERO, upper_edge
 from tbnum.log.schema import lr_columns
@@ -90,6 +91,24 @@ class Dashboards:
             return
         for tag, value in scalars:
             self._writer.add_scalar(tag, value, step, float(row[layout.wall_time]))
+
+    def resume(self, step: int, columns: tuple[str, ...], row: tuple[Any, ...], skipped_total: int) -> None:
+        """The run goes on at `step`: makes both of TensorBoard's loaders forget its scalars from there on.
+
+        `row` is the step before, with values in the columns that had any. TensorBoard's Python loader forgets what
+        comes at or after a restart of the session; its data server drops a tag's later points when the tag gets a
+        smaller step, hence the row again. Only for a writer whose tags all count these steps.
+        """
+        file_writer = getattr(self._writer, "file_writer", None)
+        if file_writer is None:
+            return
+        for _ in range(2):  # the first that a file has begins its session, the second restarts it
+            restart = event_pb2.Event(session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+            file_writer.add_event(restart, step)
+        layout = _lay_out(columns)
+        for scalar in layout.shown:
+            self._writer.add_scalar(scalar.tag, float(row[scalar.at]), step - 1, float(row[layout.wall_time]))
+        self._writer.add_scalar("tbnum/skipped_total", float(skipped_total), step - 1, float(row[layout.wall_time]))
 
     def histogram(self, tag: str, row: HistogramTable, step: int, wall_time: float) -> None:
         """Writes the histogram of one tensor (a table of one row), by magnitude, and as `<tag>_log2` by its log2.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tbnum.log.record_file import RecordTail, decode
+from tbnum.log.record_file import RecordTail, decode, first_record
 from tbnum.log.schema import (
     ENDED_CLOSED,
     ENDED_CRASH,
@@ -47,6 +47,9 @@ from tbnum.log.schema import (
 from tbnum.log.tensors_reader import Histograms, Session, Tensors, TensorsFile
 
 __all__ = ["Explain", "Run", "Totals", "Unreadable", "find_runs", "read"]
+
+
+_HEAD_BYTES = 1 << 18  # in which a file's first session record lies
 
 
 class Unreadable(NamedTuple):
@@ -129,6 +132,20 @@ def find_runs(logdir: str | os.PathLike[str]) -> tuple[dict[str, Path], list[Unr
             below = f"{name}/{entry.name}" if name else entry.name
             waiting.append((folder / entry.name, below, above | {inode}))
     return dict(sorted(runs.items())), sorted(unreadable)
+
+
+def session_metas(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """How each session of a run's lowest rank began, oldest first. From the head of each file: about 0.1 ms a file."""
+    records = [first_record(path, TAG_SESSION, within=_HEAD_BYTES) for path in _list_files(Path(folder))[0]]
+    metas = []
+    for record in records:
+        try:
+            meta = None if record is None else json.loads(record.payload)
+        except ValueError:
+            meta = None
+        if isinstance(meta, dict):
+            metas.append(meta)
+    return metas
 
 
 class Run:

@@ -212,6 +212,23 @@ def record_at(file: FileIO, offset: int, length: int) -> Record | None:
         return None
 
 
+def first_record(path: str | os.PathLike[str], tag: str, within: int = 1 << 20) -> Record | None:
+    """The first record with `tag` among the undamaged ones that begin a file, not looking beyond `within` bytes.
+
+    Reads those bytes alone. None where there is none, or the file cannot be read.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = min(os.fstat(file.fileno()).st_size, within)
+            for whole in _Blocks(file, size).undamaged(0):
+                record = decode(whole.data)
+                if record is not None and record.tag == tag:
+                    return record
+    except OSError:
+        pass
+    return None
+
+
 class RecordTail:
     """Follows one record file: each `read` gives the whole records that were appended since the last.
 

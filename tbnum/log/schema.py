@@ -275,6 +275,8 @@ EVENT_KINDS: dict[str, str] = {
     "gradient_underflow": "much of the gradient flushes to zero at the current scale",
     "resume": "the run was continued from a checkpoint",
     "scaler_state_lost": "the scaler started anew although the log says otherwise",
+    "optimizer_state_lost": "the optimizer's own state does not fit the steps that the log has",
+    "schedule_state_lost": "the learning rate is that of the start although the run was continued",
     "repeat_of_diverged_run": "a run with the same settings diverged before",
     "annotation": "a note of the user's",
     "crash": "the training loop ended with an exception",

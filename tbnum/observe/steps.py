@@ -79,6 +79,7 @@ class StepObserver:
         *,
         on_step: Callable[[StepRecord], None],
         on_sighting: Callable[[Sighting], None],
+        on_first_step: Callable[[], None],
         verify_interval: int,
         tensor_interval: int,
         histogram_interval: int,
@@ -88,6 +89,7 @@ class StepObserver:
         self._scaler = None if scaler is None else weakref.ref(scaler)
         self._on_step = on_step
         self._on_sighting = on_sighting
+        self._on_first_step: Callable[[], None] | None = on_first_step
         self._verify_interval = verify_interval
         self._tensor_interval = tensor_interval
         self._histogram_interval = histogram_interval
@@ -374,7 +376,14 @@ class StepObserver:
         self._clear()
         self.drain(wait=True)
 
+    def expect_first_step(self, on_first_step: Callable[[], None]) -> None:
+        """Call once more before the next step begins: a checkpoint was loaded."""
+        self._on_first_step = on_first_step
+
     def _opened(self, name: str) -> OpenOptimizer:
+        if self._on_first_step is not None:
+            on_first_step, self._on_first_step = self._on_first_step, None
+            on_first_step()
         return self._open.setdefault(name, OpenOptimizer())
 
     def _clear(self) -> None:

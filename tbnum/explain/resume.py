@@ -1,0 +1,136 @@
+"""Where a continued run goes on, and what its checkpoint lost, from the record of what came before. Loads no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tbnum.explain.record import Record
+
+__all__ = ["OptimizerNow", "lost_state", "starting_step"]
+
+
+@dataclass(frozen=True)
+class OptimizerNow:
+    """An optimizer as a session finds it before its first step."""
+
+    name: str | None  # None where there is one optimizer alone: its columns stand plain
+    has_state: bool  # momenta or the like: it has stepped before
+    updates: int | None  # how often it has stepped, by its own counter; None where it keeps none
+    stateless: bool  # plain SGD: there is nothing that a checkpoint could have kept
+    lr: Sequence[float]  # of each group
+
+
+def starting_step(past: Record, optimizers: Sequence[OptimizerNow]) -> tuple[int, str]:
+    """The step at which a session goes on whose checkpoint held no monitor state, and how that is known.
+
+    "fresh": the optimizers have not stepped, so this is a new beginning. "counted": by the optimizer's own counter of
+    updates, held against the steps of the record that were not skipped. "unknown": it has stepped, but the record
+    cannot tell how often; then the session goes on after the last step that was recorded.
+    """
+    if not any(each.has_state for each in optimizers):
+        return 0, "fresh"
+    recorded = past.steps.get("step", np.empty(0, np.int64))
+    after_the_last = int(recorded[-1]) + 1 if len(recorded) else 0
+    for each in optimizers:
+        if each.updates is None:
+            continue
+        taken = _updates_before(past, each)
+        if taken is not None and each.updates <= taken[-1]:
+            return int(np.searchsorted(taken, each.updates)), "counted"
+    return after_the_last, "unknown"
+
+
+def lost_state(
+    past: Record,
+    step: int,
+    optimizers: Sequence[OptimizerNow],
+    loss_scale: float | None,
+    expected_scale: float | None = None,
+) -> list[tuple[str, str | None, dict[str, Any]]]:
+    """What did not come back in a session that goes on at `step`: kind of event, optimizer and data of each.
+
+    `loss_scale` is the scaler's now (None without an enabled one), `expected_scale` the one in the monitor's state,
+    where there was one; else the record tells what it was.
+    """
+    lost: list[tuple[str, str | None, dict[str, Any]]] = []
+    expected = _scale_before(past, step) if expected_scale is None else expected_scale
+    if loss_scale is not None and not math.isnan(expected) and loss_scale != expected:
+        # A scale that is neither the one that was nor a new scaler's was set by the user.
+        kind = "scaler_state_lost" if loss_scale == _initial_scale(past) else "scale_set"
+        lost.append((kind, None, {"old_scale": expected, "new_scale": loss_scale}))
+    for each in optimizers:
+        lost += [(kind, each.name, data) for kind, data in _lost_of(past, step, each)]
+    return lost
+
+
+def _lost_of(past: Record, step: int, optimizer: OptimizerNow) -> list[tuple[str, dict[str, Any]]]:
+    lost: list[tuple[str, dict[str, Any]]] = []
+    taken = _updates_before(past, optimizer)
+    expected = None if taken is None or step >= len(taken) else int(taken[step])
+    if expected:
+        if not optimizer.has_state and not optimizer.stateless:
+            lost.append(("optimizer_state_lost", {"expected_updates": expected, "updates": 0}))
+        elif optimizer.updates is not None and optimizer.updates != expected:
+            lost.append(("optimizer_state_lost", {"expected_updates": expected, "updates": optimizer.updates}))
+    for group, lr in enumerate(optimizer.lr):
+        column = "/".join(filter(None, (optimizer.name, "lr", str(group) if group else None)))
+        first, before = _lr_at(past, column, 0), _lr_at(past, column, step)
+        if _close(lr, first) and not math.isnan(before) and not _close(lr, before, within=0.05):
+            lost.append(("schedule_state_lost", {"group": group, "old_lr": before, "new_lr": lr}))
+            break
+    return lost
+
+
+def _updates_before(past: Record, optimizer: OptimizerNow) -> np.ndarray | None:
+    """How many updates were made before step 0, 1, ... and after the last; None where steps are missing."""
+    steps = past.steps.get("step", np.empty(0, np.int64))
+    prefix = "" if optimizer.name is None else f"{optimizer.name}/"
+    skipped = past.steps.get(f"{prefix}skipped")
+    if skipped is None or not np.array_equal(steps, np.arange(len(steps))):
+        return None
+    made = ~skipped
+    norms = past.steps.get(f"{prefix}grad_norm")
+    if optimizer.name is not None and norms is not None:
+        made = made & ~np.isnan(norms)  # one of several optimizers may have sat a step out
+    return np.concatenate([[0], np.cumsum(made)])
+
+
+def _scale_before(past: Record, step: int) -> float:
+    """The loss scale with which step `step` began, NaN where the record does not tell."""
+    at = _value_at(past, "loss_scale", step)
+    if not math.isnan(at):
+        return at
+    changed = [event for event in past.raw_events if event.step == step - 1 and "new_scale" in event.data]
+    for event in reversed(changed):
+        if event.kind.startswith("scale_") and event.data["new_scale"] is not None:
+            return float(event.data["new_scale"])
+    return _value_at(past, "loss_scale", step - 1)
+
+
+def _initial_scale(past: Record) -> float:
+    """What the first session's scaler began with."""
+    first = next(iter(past.meta.get("sessions") or [past.meta]))
+    return float((first.get("scaler") or {}).get("init_scale", math.nan))
+
+
+def _lr_at(past: Record, column: str, step: int) -> float:
+    at = _value_at(past, column, step)
+    return _value_at(past, column, step - 1) if math.isnan(at) else at
+
+
+def _value_at(past: Record, column: str, step: int) -> float:
+    steps = past.steps.get("step", np.empty(0, np.int64))
+    values: Mapping[str, np.ndarray] = past.steps
+    at = int(np.searchsorted(steps, step))
+    if column not in values or at >= len(steps) or steps[at] != step:
+        return math.nan
+    return float(values[column][at])
+
+
+def _close(a: float, b: float, within: float = 1e-6) -> bool:
+    return abs(a - b) <= within * max(abs(a), abs(b))
