@@ -47,7 +47,9 @@ def append(log: LogWriter, steps: range, values: Mapping[int, Mapping[str, Any]]
     """Appends `steps` to the log; `values` has what differs from `row`, by step. On disk when it returns."""
     for step in steps:
         log.append_step(row(log.columns, step, **(values or {}).get(step, {})))
-    assert log.flush()
+        if step % 2_000 == 0:  # no training makes steps faster than a thread can write them; a loop like this may
+            assert log.flush(60)
+    assert log.flush(60)
 
 
 def record(
