@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,6 +117,7 @@ class WatchedRun:
         self._inputs: dict[Call, _Inputs] = {}
         self._passed: list[_Passed] = []
         self._behind_loss: list[_Passed] = []
+        self._behind_checkpoint: list[_Passed] = []  # seen when it was computed again, with a graph
         self._loss: tuple[Nonfinite, str | None] | None = None  # the first that is not finite, and its node
         self._gradient: _Gradient | None = None
         self._arrived: Call | None = None  # whose output's gradient was not finite when it came from outside
@@ -160,23 +162,20 @@ class WatchedRun:
     def _called(self, call: Call, tensors: list[Tensor]) -> None:
         number = self._calls[call.module] = self._calls.get(call.module, 0) + (call.graph_task == -1)
         inputs = self._inputs[call] = _Inputs(torch._C._autograd._get_sequence_nr(), (call.module, number))
-        if call.graph_task != -1:
-            return  # computed again in a backward: the same values as before
         for tensor in tensors:
             seen = self._pass(call, "input", tensor)
             inputs.finite &= not isinstance(seen, Nonfinite)
             if isinstance(seen, float):
                 inputs.largest = max(inputs.largest, seen)
-        if self._look_into is not None and self._look_into.call == inputs.place:
+        if self._look_into is not None and self._look_into.call == inputs.place and call.graph_task == -1:
             self._operations = (call, _Operations())
             self._operations[1].__enter__()
 
     def _returned(self, call: Call, tensors: list[Tensor]) -> None:
         if self._operations is not None and self._operations[0] is call:
             self._leave_operations()
-        if call.graph_task == -1:
-            for tensor in tensors:
-                self._pass(call, "output", tensor)
+        for tensor in tensors:
+            self._pass(call, "output", tensor)
         self._own(call, tensors)
 
     def _leave_operations(self) -> None:
@@ -221,13 +220,15 @@ class WatchedRun:
 
     def _backward_begins(self, outputs: Sequence[Any]) -> None:
         roots = [(each.grad_fn, each.output_nr) if isinstance(each, Tensor) else tuple(each)[:2] for each in outputs]
-        if torch._C._current_graph_task_id() == -1:
-            self.backwards += 1
-            for root, output in zip(roots, outputs, strict=True):
-                seen = _look_at(output) if isinstance(output, Tensor) else None
-                if isinstance(seen, Nonfinite):
-                    self._loss = self._loss or (seen, None if root[0] is None else root[0].name())
-                    self._behind_loss += self._behind(root)
+        outermost = torch._C._current_graph_task_id() == -1
+        self.backwards += outermost
+        for root, output in zip(roots, outputs, strict=True):
+            seen = _look_at(output) if isinstance(output, Tensor) else None
+            if isinstance(seen, Nonfinite) and outermost:
+                self._loss = self._loss or (seen, None if root[0] is None else root[0].name())
+                self._behind_loss += self._behind(root)
+            elif isinstance(seen, Nonfinite):
+                self._behind_checkpoint += self._behind(root)
         leaves = [each for each in outputs if isinstance(each, Tensor) and each.grad_fn is None]
         self._watch_graph([node for node, _ in roots if node is not None], leaves)
 
@@ -322,12 +323,19 @@ class WatchedRun:
         )
 
     def _forward_cause(self, loss: Nonfinite, node: str | None) -> Cause:
-        behind = sorted(self._behind_loss, key=lambda passed: passed.number)
+        in_time = operator.attrgetter("number")
+        behind = sorted(self._behind_loss, key=in_time)
         first = behind[0] if behind else None
-        if first is None or first.place == "input" or not self._inputs[first.call].finite:
-            # It may come from what takes no gradient: the batch, a frozen module. The graph knows nothing of those.
-            unmarked = [each for each in self._passed if not each.marked and (not first or each.number < first.number)]
-            first = unmarked[0] if unmarked else first
+        if first is None or not self._made_by_its_module(first):
+            # It may come from what takes no gradient (the batch, a frozen module), which the graph knows nothing of;
+            # or from inside of a checkpoint, whose graph is there when it is computed again.
+            unmarked = [
+                each
+                for each in self._passed
+                if not each.marked and each.call.graph_task == -1 and (not first or each.number < first.number)
+            ]
+            made = [each for each in sorted(self._behind_checkpoint, key=in_time) if self._made_by_its_module(each)]
+            first = made[0] if made else unmarked[0] if unmarked else first
         if first is None:
             return Cause("forward", None, "loss", loss, inputs_finite=True, operation=node)
         consumer = None
@@ -347,6 +355,9 @@ class WatchedRun:
             consumer=consumer,
             call=inputs.place,
         )
+
+    def _made_by_its_module(self, passed: _Passed) -> bool:
+        return passed.place == "output" and self._inputs[passed.call].finite
 
     def _module_of(self, leaf: Tensor) -> str | None:
         for name, module in named_modules(self._models, inside_compiled=True):
