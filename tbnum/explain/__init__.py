@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tbnum.explain.close_look import CloseLook
+from tbnum.explain.evidence import with_evidence
 from tbnum.explain.findings import Finding, find
 from tbnum.explain.messages import explained_collapse, explained_event, explained_skip
 from tbnum.explain.record import Later, LivePast, Record, RecordedPast, complete_events, first_step, look_ahead
@@ -23,16 +25,19 @@ def explain_run(run: Record) -> list[Event]:
     """The events of a run with severity, cause, message and remedy, in order of step.
 
     Beyond `run.raw_events` there is a `scale_collapse` where skips in a row amount to one, and a skip for each
-    skipped step whose event record was lost. O(events), and a few passes over the columns.
+    skipped step whose event record was lost. Skips and non-finite steps carry what speaks for their cause in
+    `data["evidence"]`, from `run.tensors` too where there are any (see `evidence.with_evidence`).
+    O(events), a few passes over the columns, and about 0.2 ms for each of at most 1,000 tables that are read.
     """
     events = complete_events(run)
     steps = run.steps.get("step")
     recorded = int(steps[-1]) if steps is not None and len(steps) else -1
     last_step = max(recorded, events[-1].step if events else -1)
-    rules = Rules(RecordedPast(run.steps), run.meta, first_step(run))
+    look = CloseLook(run)
+    rules = Rules(RecordedPast(run.steps, look), run.meta, first_step(run))
     explained: list[Event] = []
     for event, later in zip(events, look_ahead(events, last_step), strict=True):
-        explained += _explain(event, rules, later)
+        explained += _explain(event, rules, later, look)
     return explained
 
 
@@ -71,7 +76,7 @@ class LiveExplainer:
         """`event` with severity, cause, message and remedy. O(1)."""
         if event.kind == "resume":  # what was seen before the checkpoint, if anything, is not what leads to it
             self._begin(int(event.data.get("from_step", event.step)))
-        explained, *derived = _explain(event, self._rules, None)
+        explained, *derived = _explain(event, self._rules, None, None)
         self._derived += derived
         return explained
 
@@ -85,13 +90,14 @@ class LiveExplainer:
         return derived
 
 
-def _explain(event: Event, rules: Rules, later: Later | None) -> list[Event]:
+def _explain(event: Event, rules: Rules, later: Later | None, look: CloseLook | None) -> list[Event]:
     """The event in words, and after a skip the collapse that it made clear."""
     if event.kind != "skip":
         rules.notice(event)
-        return [explained_event(event, later)]
+        explained = explained_event(event, later)
+        return [with_evidence(explained, None, None, look) if event.kind == "nonfinite_step" else explained]
     skip, collapse = rules.skip(event)
-    explained = [explained_skip(event, skip, later)]
+    told = [with_evidence(explained_skip(event, skip, later), skip, later, look)]
     if collapse is not None:
-        explained.append(explained_collapse(event, collapse, later))
-    return explained
+        told.append(explained_collapse(event, collapse, later))
+    return told

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tbnum.explain.close_look import CloseLook
 from tbnum.explain.words import as_float
 from tbnum.log.schema import Event
 
@@ -43,11 +44,16 @@ class Past(Protocol):
         """The last recorded step before `before` whose loss was finite."""
         ...
 
+    def norm_ratio(self, step: int, optimizer: str | None) -> float:
+        """How many times their usual length the finite gradients of a skipped step have. NaN where unknown."""
+        ...
+
 
 class RecordedPast:
     """The past as arrays have it. Building is O(1), a question O(log steps + WINDOW)."""
 
-    def __init__(self, steps: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, steps: Mapping[str, np.ndarray], look: CloseLook | None = None) -> None:
+        self._look = look
         self._step = steps.get("step", np.empty(0, np.int64))
         self._loss = steps.get("loss", np.full(len(self._step), np.nan))
         self._skipped = steps.get("skipped", np.zeros(len(self._step), bool))
@@ -64,6 +70,9 @@ class RecordedPast:
             self._finite_at = self._step[np.isfinite(self._loss)]
         end = int(np.searchsorted(self._finite_at, before))
         return int(self._finite_at[end - 1]) if end else None
+
+    def norm_ratio(self, step: int, optimizer: str | None) -> float:
+        return math.nan if self._look is None else self._look.norm_ratio(step, optimizer)
 
 
 class LivePast:
@@ -84,6 +93,9 @@ class LivePast:
 
     def last_finite_loss(self, before: int) -> int | None:
         return next((step for step in reversed(self._last_finite) if step < before), None)
+
+    def norm_ratio(self, step: int, optimizer: str | None) -> float:
+        return math.nan  # the tables of tensors are written, not kept
 
 
 def first_step(record: Record) -> int:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tbnum.explain.record import Past
+from tbnum.explain.thresholds import SPOILED_NORMS
 from tbnum.explain.words import as_float
 from tbnum.log.schema import Event
 
-__all__ = ["CAUSES", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "loss_is_nonfinite"]
+__all__ = ["BENIGN", "CAUSES", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "loss_is_nonfinite"]
 
 CAUSES: dict[str, str] = {
     "scale_warmup": "the first scale was too high and came down",
@@ -29,6 +30,9 @@ CAUSES: dict[str, str] = {
     "unknown": "the record cannot tell",
 }
 """Every cause of a skip, and what it means."""
+
+BENIGN = ("scale_warmup", "growth_probe")
+"""Causes that belong to the life of a dynamic loss scale."""
 
 PROBE_STEPS = 10
 """A scale that survived this many unskipped steps (or one growth interval, if shorter) after a growth has held."""
@@ -158,7 +162,11 @@ class Rules:
         if self._start is not None and self._unskipped(event.step, self._start, self._start_skips, before) == 0:
             return "scale_warmup"
         if self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS):
-            spoiled = injected or loss_stands_out(as_float(event.data.get("loss")), recent)
+            spoiled = (
+                injected
+                or loss_stands_out(as_float(event.data.get("loss")), recent)
+                or self._past.norm_ratio(event.step, event.optimizer) >= SPOILED_NORMS
+            )
             return "bad_batch" if spoiled else "growth_probe"
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
             return "unknown"  # what the scaler did before the record began is not known

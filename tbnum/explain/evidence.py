@@ -1,0 +1,115 @@
+"""What speaks for a verdict, as plain values in an event's `data["evidence"]`, and the sentence that it adds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tbnum.explain.began import Began, began, forward_order
+from tbnum.explain.close_look import CloseLook, Failure
+from tbnum.explain.record import Later
+from tbnum.explain.rules import BENIGN, Skip
+from tbnum.explain.words import as_float
+from tbnum.log.schema import Event
+
+__all__ = ["with_evidence"]
+
+TENSORS_LISTED = 8  # of those that were not finite; `data["nonfinite_tensors"]` has how many there were
+NEIGHBOURS = 2
+LOOKS_IN_A_ROW = 3
+"""Of skips in a row, the first ones are looked at closely: the others repeat them."""
+
+BACKWARD_CAUSES = ("scale_warmup", "growth_probe", "bad_batch", "unknown")
+"""Where the loss was finite, so that the overflow began somewhere in the backward pass."""
+
+
+def with_evidence(event: Event, skip: Skip | None, later: Later | None, look: CloseLook | None) -> Event:
+    """An explained skip or non-finite step with its evidence. `look` is None while the run goes on.
+
+    Keys of the evidence, each where it is known: `held_steps` and `held_before_growth` (unskipped steps at the scale,
+    and at the one before), `recent_loss` (median), `skips_in_row`, `recovered_after` (steps until the scale was back),
+    `nonfinite` (tensors in backward order, with their counts of `nan` and `inf`), `largest_finite` and, times the loss scale,
+    `largest_finite_scaled`, `finite_neighbours` (the gradients computed just before, with their usual norm),
+    `norm_ratio` (how many times their usual length the finite gradients had), `began`.
+    """
+    evidence = {} if skip is None else _of_history(skip, later)
+    message = event.message
+    close = skip is None or skip.in_row <= LOOKS_IN_A_ROW
+    failure = look.failure(event.step, event.optimizer) if look is not None and close else None
+    if failure is not None and look is not None and failure.nonfinite.any():
+        evidence |= _of_tensors(event, failure)
+        if skip is not None and skip.cause in BACKWARD_CAUSES:
+            ratio = look.norm_ratio(event.step, event.optimizer)
+            origin = began(failure.names, failure.nonfinite.tolist())
+            if not math.isnan(ratio):
+                evidence["norm_ratio"] = ratio
+            if origin is not None:
+                evidence["began"] = _as_values(origin)
+                evidence["finite_neighbours"] = _neighbours(event, failure, look)
+                if origin.text and (origin.how != "alone" or skip.cause not in BENIGN):
+                    message += f" {origin.text}"
+            if skip.cause == "bad_batch" and ratio >= 2:
+                message += f" The finite gradients had {ratio:.2g} times their usual length."
+    if not evidence:
+        return event
+    return replace(event, message=message, data={**event.data, "evidence": evidence})
+
+
+def _of_history(skip: Skip, later: Later | None) -> dict[str, Any]:
+    evidence: dict[str, Any] = {"held_steps": skip.held, "skips_in_row": skip.in_row}
+    if skip.held_before_growth > 0:
+        evidence["held_before_growth"] = skip.held_before_growth
+    if not math.isnan(skip.recent_loss):
+        evidence["recent_loss"] = skip.recent_loss
+    if skip.nonfinite_since >= 0:
+        evidence["nonfinite_since"] = skip.nonfinite_since
+    if later is not None:
+        evidence["skips_in_row"] = later.skips_in_row
+        evidence["recovered_after"] = later.recovered_after
+    return evidence
+
+
+def _of_tensors(event: Event, failure: Failure) -> dict[str, Any]:
+    order = forward_order(failure.names)
+    rows = np.array([at for at in reversed(order) if failure.nonfinite[at]])  # in backward order: where it began first
+    listed = [
+        {"name": failure.names[at], "nan": int(failure.nan[at]), "inf": int(failure.inf[at])}
+        for at in rows[:TENSORS_LISTED].tolist()
+    ]
+    evidence: dict[str, Any] = {
+        "nonfinite": listed,
+        "nan": int(failure.nan[rows].sum()),
+        "inf": int(failure.inf[rows].sum()),
+    }
+    if np.isfinite(failure.absmax).any():
+        largest = float(np.nanmax(failure.absmax))
+        evidence["largest_finite"] = largest
+        scale = as_float(event.data.get("loss_scale"))
+        if not math.isnan(scale):
+            evidence["largest_finite_scaled"] = largest * scale
+    return evidence
+
+
+def _neighbours(event: Event, failure: Failure, look: CloseLook) -> list[dict[str, Any]]:
+    """The finite gradients next after the last that is not, in the optimizer's order: those computed before it."""
+    bad = failure.nonfinite
+    after = np.flatnonzero(~bad)
+    after = after[after > np.flatnonzero(bad)[-1]][:NEIGHBOURS]
+    names = [failure.names[at] for at in after.tolist()]
+    usual = look.usual_norms(event.step, event.optimizer, names)
+    return [
+        {"name": name, "grad_norm": float(failure.grad_norm[at]), "usual": None if math.isnan(norm) else norm}
+        for name, at, norm in zip(names, after.tolist(), usual.tolist(), strict=True)
+    ]
+
+
+def _as_values(origin: Began) -> dict[str, Any]:
+    return {
+        "how": origin.how,
+        "modules": list(origin.modules),
+        "producers": list(origin.producers[:TENSORS_LISTED]),
+        "propagators": origin.propagators,
+    }

@@ -1,0 +1,108 @@
+"""From when on a number is worth a word: every threshold of the findings, and why it is what it is.
+
+They are chosen so that a healthy run has no finding: where noise alone could cross one, it stands further out.
+"""
+
+from __future__ import annotations
+
+# -- skips
+
+SKIP_RATE_WARNING = 0.01
+"""Share of the steps that bad batches (or unexplained overflows) may cost before it is a warning. A well-kept float16
+run loses one step in 2,000 to each growth; ten times that is worth a look, and below it nobody would notice."""
+
+SKIP_RATE_LEAST = 3
+"""Fewer skips than this are single events, whatever share of a short run they are."""
+
+SCHEDULE_DRIFT_INFO, SCHEDULE_DRIFT_WARNING = 0.01, 0.05
+"""Share of the steps by which the learning-rate schedule ran ahead of the updates. Below a percent a schedule's shape
+does not change; at five, a warm-up can end before the optimizer has warmed up."""
+
+# -- clipping
+
+CLIPPED_ALWAYS = 0.95
+"""From this share of clipped steps on, the threshold sets the step size and clips no outliers."""
+
+CLIPPED_NEVER = 0.0001
+CLIP_STEPS = 100
+"""Fewer steps say nothing about clipping."""
+
+# -- loss and norm
+
+BASELINE = 64
+"""Unskipped steps that "usual" is taken from: enough for a median that single batches do not move, few enough to
+follow the fast fall of a loss at the start."""
+
+SPIKE_DEVIATIONS, SPIKE_SHARE = 8.0, 0.25
+"""A loss spike lies this many robust standard deviations above the usual loss, and this share of it. Batch noise of a
+normal kind passes 8 deviations never; the share keeps a loss that hardly varies from having spikes."""
+
+BACK_DEVIATIONS, BACK_SHARE = 3.0, 0.1
+"""The loss is back when the median of the next `BASELINE` steps is this near to what it was before."""
+
+SPIKES_WARNING = 3
+"""Single spikes that the run got over are an information; from three on they are a habit."""
+
+NORM_ROSE = 3.0
+"""A gradient norm this many times the usual one, within `BEFORE` steps, counts as what preceded a spike."""
+
+NORM_EXPLODED = 10.0
+"""A gradient norm this many times the usual one is no noise: ordinary batches stay within a factor of three."""
+
+BEFORE = 32
+"""How many steps back a cause is looked for. As many as the flight recorder keeps."""
+
+LR_ROSE = 1.5
+"""A learning rate that grew by half within `BEFORE` steps may be what a spike comes from (a warm-up too short)."""
+
+# -- tensors
+
+TENSOR_ROWS = 16
+"""Rows of the tables of tensors that a verdict on a tensor is drawn from, spread over the part of the run in question.
+More would cost time on long runs and say the same."""
+
+TENSOR_ROWS_LEAST = 4
+"""A tensor is judged by at least this many rows: at the default interval, 200 steps."""
+
+TENSOR_EXPLODED = 100.0
+"""Growth of one tensor's gradient norm, from the middle half of the run to its last quarter, beyond which it runs away
+from the others. Norms drift by factors of two to ten over a healthy run; a scale policy bears no factor of a hundred."""
+
+UPDATE_RATIO_HIGH, UPDATE_RATIO_LOW = 0.3, 1e-6
+"""Usual length of a step relative to the parameter's own. Around 1e-3 is healthy. A third of the parameter rewritten
+in each step is noise, not training; below 1e-6 a float32 parameter is within ten roundings (2**-24) of not moving."""
+
+LR_IDLE = 0.1
+"""Steps whose learning rate is below this share of the highest are left out of what is too small: a schedule's end."""
+
+NAMES_SHOWN = 3
+
+# -- float16
+
+UNDERFLOW_SHARE = 0.05
+"""Share of the gradient's elements (of those that are not zero) that float16 flushes, or holds at the lowest three of
+its binades, where one or two bits are left. The small elements add little to a step; at one in twenty, whole layers
+are usually among them."""
+
+CURED_SHARE = 0.01
+"""At the scale that cures an underflow no more than this share is lost."""
+
+EDGE_BINADES = 3
+"""The subnormal numbers of float16 from 2**-24 up to 2**-21 hold one, two, three bits. A float16 backward has rounded
+what lies below to zero before anybody sees it, so the mass at this edge tells of what is cut off."""
+
+HEADROOM_LOST = 4.0
+"""Doublings by which the largest gradient grew (from the middle of the run to its last quarter) while the scale came
+down for it. Sixteen-fold is beyond what batches differ by, and a third of the way from 2**16 to a scale of 1."""
+
+SCALE_FLOOR = 1.0
+"""A scale below 1 shrinks the gradients: float16's small numbers are lost for its large ones."""
+
+NOT_FLOAT16_SHARE = 0.5
+"""Share of the tensors whose finite gradient would not have fitted float16 at the scale in use, from which on the
+gradients were plainly not computed in float16, and the scaler has nothing to do."""
+
+SPOILED_NORMS = 4.0
+"""Right after a growth: how many times their usual length the finite gradients have to be for the batch to be the
+suspect and not the scale. A scale doubled makes gradients overflow that fitted within a factor of two; four times the
+usual length would have overflowed before the growth as well."""
