@@ -1,0 +1,144 @@
+"""Clocks the time that a training loop spends in tbnum, from outside: the product has no clock in it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+import tbnum.monitor
+from tbnum.log import writer
+from tbnum.observe import grad_scaler
+from tbnum.observe.steps import StepObserver
+
+__all__ = ["Clock", "Spent"]
+
+_HOOKS = [
+    (torch.optim.Optimizer, ("register_step_pre_hook", "register_step_post_hook")),
+    (torch.nn.Module, ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook")),
+    (torch.Tensor, ("register_hook",)),
+]
+_QUESTIONS = {"name_of", "optimizers"}  # of the observer: too short to clock
+
+
+class Spent(NamedTuple):
+    """Seconds since the last time one asked."""
+
+    inside: float  # in tbnum, on the training thread
+    passes: float  # of these, in functions that go over tensors
+    background: float  # processor time of the log's own thread
+
+    @property
+    def python(self) -> float:
+        return self.inside - self.passes
+
+
+class Clock:
+    """While it is open, calls of tbnum from the training thread are clocked, the outermost each.
+
+    Clocked are the hooks that tbnum registers with torch, what clipping and the scaler tell the observer, and
+    `log_loss`. Not clocked is what surrounds the observer in a seen clip and a swapped scaler: some microseconds a
+    step. A pass is a call of a function in `tbnum.measure` whose name ends in `_of`, of `_foreach_sub` and of the copy
+    of a parameter; what these need of Python is in them. It has to be opened before `tbnum.wrap`.
+    """
+
+    def __init__(self) -> None:
+        self._inside = self._passes = self._background = 0.0
+        self._in_tbnum = self._in_pass = False
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._thread = threading.get_ident()
+
+    def take(self) -> Spent:
+        spent = Spent(self._inside, self._passes, self._background)
+        self._inside = self._passes = self._background = 0.0
+        return spent
+
+    @contextmanager
+    def running(self) -> Iterator[Clock]:
+        try:
+            self._install()
+            yield self
+        finally:
+            for owner, name, original in reversed(self._replaced):
+                setattr(owner, name, original)
+            self._replaced.clear()
+
+    def _install(self) -> None:
+        for owner, names in _HOOKS:
+            for name in names:
+                self._replace(owner, name, self._registering(getattr(owner, name)))
+        for name, method in list(vars(StepObserver).items()):
+            if callable(method) and not name.startswith("_") and name not in _QUESTIONS:
+                self._replace(StepObserver, name, self._entry(method))
+        self._replace(tbnum.monitor.Monitor, "log_loss", self._entry(tbnum.monitor.Monitor.log_loss))
+        self._replace(grad_scaler, "_follow_all", self._entry(grad_scaler._follow_all))
+        self._replace(writer._Sink, "round", self._background_round(writer._Sink.round))
+        self._replace(torch, "_foreach_sub", self._pass(torch._foreach_sub))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("tbnum."):
+                for each, value in list(vars(module).items()):
+                    origin = getattr(value, "__module__", "")
+                    if (callable(value) and origin.startswith("tbnum.measure.") and each.endswith("_of")) or (
+                        each == "_wide" and origin.startswith("tbnum.observe.")
+                    ):
+                        self._replace(module, each, self._pass(value))
+
+    def _replace(self, owner: Any, name: str, by: Any) -> None:
+        self._replaced.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, by)
+
+    def _entry(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def clocked(*args: Any, **kwargs: Any) -> Any:
+            if self._in_tbnum or threading.get_ident() != self._thread:
+                return call(*args, **kwargs)
+            self._in_tbnum = True
+            start = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._inside += time.perf_counter() - start
+                self._in_tbnum = False
+
+        return clocked
+
+    def _pass(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def clocked(*args: Any, **kwargs: Any) -> Any:
+            if not self._in_tbnum or self._in_pass or threading.get_ident() != self._thread:
+                return call(*args, **kwargs)
+            self._in_pass = True
+            start = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._passes += time.perf_counter() - start
+                self._in_pass = False
+
+        return clocked
+
+    def _registering(self, register: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(register)
+        def registered(owner: Any, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if str(getattr(hook, "__module__", "")).startswith("tbnum."):
+                hook = self._entry(hook)
+            return register(owner, hook, *args, **kwargs)
+
+        return registered
+
+    def _background_round(self, call: Callable[..., bool]) -> Callable[..., bool]:
+        @functools.wraps(call)
+        def clocked(*args: Any) -> bool:
+            start = time.thread_time()
+            try:
+                return call(*args)
+            finally:
+                self._background += time.thread_time() - start
+
+        return clocked
