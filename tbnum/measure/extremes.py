@@ -33,8 +33,8 @@ def readable(tensor: Tensor) -> Tensor | None:
 def extremes(values: Tensor) -> Tensor:
     """Smallest, largest, and largest finite magnitude, (3,) float32 (float64 of float64), on the device.
 
-    NaN is in the first two where any element is NaN. The third is 0 where no element is finite. `values` are what
-    `readable` gives. Three passes, one of them a copy; no host sync.
+    The first two are NaN where any element is; the third where no element is finite. `values` are what `readable`
+    gives. Three passes and a copy; no host sync.
     """
     low, high = torch.aminmax(values)
     ends = torch.stack([low, high, largest_finite(values)])
@@ -42,6 +42,7 @@ def extremes(values: Tensor) -> Tensor:
 
 
 def largest_finite(values: Tensor) -> Tensor:
-    """The largest magnitude among the finite elements, 0-dim; 0 where there is none. A copy, a pass, no host sync."""
-    low, high = torch.aminmax(torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0))
-    return torch.maximum(low.neg(), high)
+    """The largest magnitude among the finite elements, 0-dim; NaN where there is none. Two passes, no host sync."""
+    magnitudes = values.abs().nan_to_num_(nan=-1.0, posinf=-1.0)
+    _, largest = torch.aminmax(magnitudes)  # amax takes four times as long on a CPU
+    return largest.masked_fill(largest < 0, float("nan"))

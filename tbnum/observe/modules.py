@@ -178,8 +178,8 @@ class _Hook:
         if not torch.compiler.is_compiling() and not _capturing():
             self._tell(module, self._name, *call)
 
-    def __reduce__(self) -> str:
-        return "_nothing"
+    def __reduce__(self) -> Any:
+        return _inert, ()
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return _nothing
@@ -187,6 +187,10 @@ class _Hook:
 
 def _nothing(*call: Any) -> None:
     return None
+
+
+def _inert() -> Callable[..., None]:
+    return _nothing
 
 
 def _capturing() -> bool:
@@ -292,7 +296,8 @@ class SentinelReport:
     """What the sentinels found in one step: the first tensor that was not finite, going forward and going backward.
 
     Each is None, or plain data: `module` (None: outside of every module), `phase`, `what` ("output", "input",
-    "gradient"), `largest` (the largest finite magnitude in that tensor), `limit` (of its format), `dtype`, `shape`.
+    "gradient"), and of that tensor `largest` (its largest finite magnitude, None where there is none), `limit` (the
+    largest number of its format), `dtype` and `shape`.
     """
 
     step: int
@@ -471,7 +476,7 @@ def _finding(call: Call | None, phase: str, what: str, sighted: _Sighted, larges
         "module": None if call is None else call.module,
         "phase": phase,
         "what": what,
-        "largest": largest,
+        "largest": None if math.isnan(largest) else largest,
         "limit": limit_of(sighted.dtype),
         "dtype": str(sighted.dtype).removeprefix("torch."),
         "shape": list(sighted.shape),

@@ -411,11 +411,10 @@ def _look_at(tensor: Tensor) -> float | Nonfinite | None:
         if values is None:
             return None
         low, high, largest = extremes(values).tolist()
-        if math.isfinite(low) and math.isfinite(high):
-            return float(max(-low, high))
-        any_finite = bool(torch.isfinite(values).any())
+    if math.isfinite(low) and math.isfinite(high):
+        return float(largest)
     kind: Literal["NaN", "inf", "-inf"] = "NaN" if math.isnan(high) else "inf" if high == math.inf else "-inf"
-    return Nonfinite(tuple(tensor.shape), tensor.dtype, float(largest) if any_finite else None, kind)
+    return Nonfinite(tuple(tensor.shape), tensor.dtype, None if math.isnan(largest) else float(largest), kind)
 
 
 def _is_leaf(node: Any) -> bool:
