@@ -28,7 +28,7 @@ from tbnum.explain import LiveExplainer
 from tbnum.explain.repeats import divergence, fingerprint
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.log.dashboards import Dashboards
-from tbnum.log.reader import Run, find_runs, session_metas
+from tbnum.log.reader import Run, session_metas
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
@@ -511,22 +511,23 @@ class _Recorder:
         self._log.update_meta(first_step=step)
 
     def look_for_a_repeat(self) -> None:
-        """Say so where a run beside this one had the same seed and settings, and was lost. Never raises.
+        """Say so where a run beside this one had the same seed and settings, and was lost.
 
-        Costs a look at the head of each run's files beside this one (0.1 ms a file); a run that is alike is read.
+        Costs a look at the head of the files in each folder beside this one (0.1 ms a file; not below them, for a
+        parent folder may hold anything); a run that is alike is read.
         """
         try:
-            beside, _ = find_runs(self.folder.parent)
-            for name, folder in beside.items():
-                if folder.resolve() == self.folder.resolve():
+            folders = [entry.path for entry in os.scandir(self.folder.absolute().parent) if entry.is_dir()]
+            for folder in sorted(folders):
+                if os.path.samefile(folder, self.folder):
                     continue
                 if any(meta.get("fingerprint") == self._fingerprint for meta in session_metas(folder)):
-                    lost = divergence(Run(folder, name=name))
+                    lost = divergence(Run(folder))
                     if lost is not None:
-                        self._say_repeat(name, *lost)
+                        self._say_repeat(os.path.basename(folder), *lost)
                         return
-        except OSError:
-            return  # what cannot be read cannot warn
+        except Exception:  # somebody else's log, in whatever state, is no reason for this run not to start
+            return
 
     def _say_repeat(self, run: str, step: int, why: str) -> None:
         event = Event(0, time.time(), "repeat_of_diverged_run", data={"run": run, "at_step": step, "why": why})

@@ -224,7 +224,7 @@ def first_record(path: str | os.PathLike[str], tag: str, within: int = 1 << 20) 
                 record = decode(whole.data)
                 if record is not None and record.tag == tag:
                     return record
-    except OSError:
+    except (OSError, ValueError):  # what is damaged has no such record
         pass
     return None
 
