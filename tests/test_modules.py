@@ -192,6 +192,16 @@ def test_armed_again_while_armed_they_watch_that_many_steps_from_now() -> None:
         sentinels.arm(4, 0)
 
 
+def test_a_run_that_only_skips_is_watched_in_three_of_a_hundred_steps() -> None:
+    sentinels = Sentinels({"": nn.Linear(8, 1)})
+    armed = []
+    for step in range(250):
+        sentinels.step_begins(step)
+        sentinels.arm_after_skip(step)
+        armed += [step] * sentinels.armed
+    assert armed == [0, 1, 2, 100, 101, 102, 200, 201, 202]
+
+
 def test_teachers_and_validation_are_not_watched() -> None:
     def step(model: nn.Module) -> float:
         loss = one_step(model)

@@ -9,6 +9,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import tbnum
 from tbnum.observe.replay import Origin, replay
 from tbnum.observe.rewind import Moment, StepStarts
 from tbnum.observe.samples import Samples
@@ -633,6 +635,71 @@ def test_those_who_watch_the_training_look_away() -> None:
 
     loop.replay(closure, muted=muted)
     assert watching[0]
+
+
+def emulated(observer: Any) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What `StepObserver.muted` is to do, for as long as it does not."""
+    told = ["loss_scaled", "backward_ran", "unscaled", "unscale_refused", "scaler_step_begins", "scaler_step_ended"]
+    told += ["update_begins", "update_ended", "step_begins", "step_ended", "clip_begins", "clip_ended"]
+    told += ["backward_under_autocast", "closure_returned", "loss_logged"]
+
+    @contextlib.contextmanager
+    def muted() -> Iterator[None]:
+        for name in told:
+            setattr(observer, name, lambda *arguments: None)
+        try:
+            yield
+        finally:
+            for name in told:
+                delattr(observer, name)
+
+    return muted
+
+
+def test_a_replay_is_no_step_of_the_record_and_can_be_asked_for_when_a_skip_is_told(tmp_path: Path) -> None:
+    def run(logdir: Path, with_replays: bool) -> tuple[Any, bytes, list[Origin]]:
+        torch.manual_seed(3)
+        loop = Loop(Net(), scale=2.0**16)
+        data = batches(12, size=32, bad=[7])
+        current = [0]
+        with tbnum.wrap(loop.optimizer, loop.scaler, model=loop.model, logdir=logdir) as monitor:
+            observer = monitor._observer
+            muted = getattr(observer, "muted", None) or emulated(observer)
+            starts = StepStarts(loop.scaler, [])
+            origins: list[Origin] = []
+
+            def closure(x: Tensor) -> None:
+                loop.backward(x)
+                loop.scaler.unscale_(loop.optimizer)
+                nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+
+            def on_event(event: Any) -> None:
+                if with_replays and event.kind == "skip":
+                    origins.append(loop.replay(closure, data[current[0]], at=starts.open, muted=muted))
+
+            monitor.on_event(on_event)
+            for current[0], x in enumerate(data):
+                loop.backward(x)
+                if with_replays:
+                    loop.replay(closure, x, muted=muted)
+                loop.scaler.unscale_(loop.optimizer)
+                nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+                loop.scaler.step(loop.optimizer)
+                loop.scaler.update()
+                starts.step_begins(loop.scaler)
+                loop.optimizer.zero_grad()
+        (record,) = tbnum.read(logdir).values()
+        return record, World(loop).bits, origins
+
+    plain, plain_bits, _ = run(tmp_path / "plain", False)
+    replayed, replayed_bits, origins = run(tmp_path / "replayed", True)
+    assert replayed_bits == plain_bits
+    for name, values in plain.steps.items():
+        if name != "wall_time":
+            np.testing.assert_array_equal(replayed.steps[name], values, err_msg=name)
+    assert [(each.kind, each.step) for each in replayed.events] == [(each.kind, each.step) for each in plain.events]
+    assert len(origins) == int(plain.steps["skipped"].sum()) > 0
+    assert all(origin.phase == "backward" for origin in origins)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ __all__ = [
 
 _P = ParamSpec("_P")
 
+_REST_STEPS = 100  # between two armings after skips
+
 
 # -- names and tensors -------------------------------------------------------------------------------------------------
 
@@ -315,8 +317,8 @@ class SentinelReport:
 class Sentinels(_Watch):
     """Checks the outputs of every module, and the gradients that flow through them, for NaN and inf.
 
-    `arm(step)` puts them up for some steps, `step_begins(step)` is to be called between any two steps, and `reports`
-    gives what has landed on the host.
+    `arm(step)` or `arm_after_skip(step)` put them up for some steps, `step_begins(step)` is to be called between any
+    two steps, and `reports` gives what has landed on the host.
 
     Costs, while armed, three passes over each output and each gradient of one, and one packed copy a step; no host
     sync. Nothing while not armed. Results are bitwise those without.
@@ -326,6 +328,7 @@ class Sentinels(_Watch):
         super().__init__(models)
         self._step: int | None = None
         self._left = 0
+        self._rests_until: int | None = None
         self._seen: list[_Sighted] = []
         self._ends: list[Tensor] = []
         self._last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
@@ -349,6 +352,12 @@ class Sentinels(_Watch):
                 for parameter in module.parameters(recurse=False):
                     tell = functools.partial(self._see, call, "parameter", True, None, False)
                     self._on_gradient(parameter, tell)
+
+    def arm_after_skip(self, step: int) -> None:
+        """Watch the next 3 steps, unless that was done in the last 100: a run that only skips is not slowed down."""
+        if not self.armed and (self._rests_until is None or step >= self._rests_until):
+            self._rests_until = step + _REST_STEPS
+            self.arm(step)
 
     def disarm(self) -> None:
         """Take every hook off; what was seen of a step that has not closed is dropped."""

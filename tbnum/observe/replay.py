@@ -233,7 +233,7 @@ def _sentence(cause: Cause, bad_parameters: Sequence[str]) -> str:
     tensor = cause.tensor
     assert tensor is not None
     module = _module(cause.module)
-    by = f" by {cause.operation}" if cause.operation else ""
+    by = f", by {_CALLED.get(cause.operation, cause.operation)}" if cause.operation else ""
     what = f"{_name(tensor.dtype)} of shape {tensor.shape}{by}"
     range_ = f"{_name(tensor.dtype)} ends at {limit_of(tensor.dtype):.6g}"
     there = (
@@ -266,6 +266,9 @@ def _sentence(cause: Cause, bad_parameters: Sequence[str]) -> str:
     inputs = "not finite" if not cause.inputs_finite else f"finite (up to {cause.largest_input or 0:.4g})"
     where = "" if cause.consumer is None else f", in its own code before it calls {_module(cause.consumer)}"
     return f"The forward of {module} makes {tensor.kind}{where}: its input is {inputs}, its result {what}; {ends}"
+
+
+_CALLED = {"_to_copy": "a cast"}
 
 
 def _samples_in_words(culprits: Sequence[int], size: int) -> str:
