@@ -11,14 +11,16 @@ from typing import Any
 
 from tbnum.explain.close_look import CloseLook
 from tbnum.explain.evidence import with_evidence
-from tbnum.explain.findings import Finding, find
+from tbnum.explain.finding import Finding
+from tbnum.explain.findings import find
 from tbnum.explain.messages import explained_collapse, explained_event, explained_skip
+from tbnum.explain.predict import NextOverflow, next_overflow
 from tbnum.explain.record import Later, LivePast, Record, RecordedPast, complete_events, first_step, look_ahead
 from tbnum.explain.rules import CAUSES, Rules
 from tbnum.explain.words import as_float
 from tbnum.log.schema import Event
 
-__all__ = ["CAUSES", "Finding", "LiveExplainer", "explain_run", "findings"]
+__all__ = ["CAUSES", "Finding", "LiveExplainer", "NextOverflow", "explain_run", "findings", "next_overflow"]
 
 
 def explain_run(run: Record) -> list[Event]:

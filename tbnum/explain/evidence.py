@@ -29,11 +29,15 @@ BACKWARD_CAUSES = ("scale_warmup", "growth_probe", "bad_batch", "unknown")
 def with_evidence(event: Event, skip: Skip | None, later: Later | None, look: CloseLook | None) -> Event:
     """An explained skip or non-finite step with its evidence. `look` is None while the run goes on.
 
-    Keys of the evidence, each where it is known: `held_steps` and `held_before_growth` (unskipped steps at the scale,
-    and at the one before), `recent_loss` (median), `skips_in_row`, `recovered_after` (steps until the scale was back),
-    `nonfinite` (tensors in backward order, with their counts of `nan` and `inf`), `largest_finite` and, times the loss scale,
-    `largest_finite_scaled`, `finite_neighbours` (the gradients computed just before, with their usual norm),
-    `norm_ratio` (how many times their usual length the finite gradients had), `began`.
+    Keys of the evidence, each where it is known:
+
+    - `held_steps`, `held_before_growth`: unskipped steps at the scale, and at the one before;
+    - `recent_loss`: median; `skips_in_row`; `recovered_after`: steps until the scale was back;
+    - `nonfinite`: tensors in backward order, each with its counts of `nan` and `inf`; `nan`, `inf`: of all of them;
+    - `largest_finite`: magnitude in any gradient; `largest_finite_scaled`: times the loss scale;
+    - `finite_neighbours`: the gradients computed just before, with their usual norm;
+    - `norm_ratio`: how many times their usual length the finite gradients had;
+    - `began`: a `Began`, where it was looked for.
     """
     evidence = {} if skip is None else _of_history(skip, later)
     message = event.message

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from tbnum.explain.curve_findings import curve_findings
+from tbnum.explain.finding import Finding
 from tbnum.explain.messages import SEVERITY
 from tbnum.explain.record import Record
-from tbnum.explain.words import count_text, number_text, share_text
+from tbnum.explain.rules import BENIGN
+from tbnum.explain.tensor_findings import tensor_findings
+from tbnum.explain.thresholds import (
+    CLIP_STEPS,
+    CLIPPED_ALWAYS,
+    CLIPPED_NEVER,
+    SKIP_RATE_LEAST,
+    SKIP_RATE_WARNING,
+)
+from tbnum.explain.words import count_text, duration_text, number_text, share_text
 from tbnum.log.schema import SEVERITIES, Event
 
-__all__ = ["CLIPPED_ALWAYS", "SKIP_RATE_WARNING", "Finding", "clipped_steps", "find", "nonfinite_losses"]
-
-SKIP_RATE_WARNING = 0.01
-"""Share of the steps that bad batches (or unexplained overflows) may cost before it is a warning."""
-
-CLIPPED_ALWAYS = 0.95
-"""From this share of clipped steps on, the threshold sets the step size and clips no outliers."""
-
-CLIPPED_NEVER = 0.0001
-CLIP_STEPS = 100  # fewer steps say nothing about clipping
-
-BENIGN = ("scale_warmup", "growth_probe")
+__all__ = ["Finding", "clipped_steps", "find", "nonfinite_losses", "wasted_seconds"]
 
 MISUSE = {
     "no_gradients": "The optimizer stepped without gradients",
@@ -40,19 +39,11 @@ MISUSE = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A statement about a run. `rule` names it for programs and stays the same between versions."""
-
-    rule: str
-    severity: str
-    title: str
-    evidence: str
-    remedy: str
-
-
 def find(record: Record, events: Sequence[Event]) -> list[Finding]:
-    """Findings of a run with its explained events, gravest first. O(events), and a few passes over the columns."""
+    """Findings of a run with its explained events, gravest first.
+
+    O(events), a few passes over the columns, and some 50 of the tables of tensors.
+    """
     by_kind: dict[str, list[Event]] = {}
     for event in events:
         by_kind.setdefault(event.kind, []).append(event)
@@ -64,7 +55,11 @@ def find(record: Record, events: Sequence[Event]) -> list[Finding]:
         *_skips(record, by_kind.get("skip", [])),
         *_misuse(by_kind),
         *_clipping(record),
+        *curve_findings(record, events),
+        *_dropped(record),
     ]
+    told = {finding.rule for finding in found}
+    found += [finding for finding in tensor_findings(record) if finding.rule not in told]
     return sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 
@@ -87,6 +82,15 @@ def clipped_steps(record: Record, prefix: str = "") -> tuple[int, int]:
     skipped = steps.get(prefix + "skipped", np.zeros(len(coefficient), bool))
     known = np.isfinite(coefficient) & ~skipped
     return int(np.count_nonzero(known & (coefficient < 1))), int(np.count_nonzero(known))
+
+
+def wasted_seconds(record: Record) -> float:
+    """What the skipped steps took, at the usual length of a step. 0 where unknown."""
+    wall_time, skipped = record.steps.get("wall_time", np.empty(0)), record.steps.get("skipped")
+    if skipped is None or len(wall_time) < 2:
+        return 0.0
+    usual = float(np.median(np.diff(wall_time)))
+    return max(usual, 0.0) * int(np.count_nonzero(skipped))
 
 
 def _crash(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
@@ -141,9 +145,11 @@ def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
     wasted = len({event.step for event in skips})
     causes = Counter(event.cause for event in skips)
     listed = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
-    evidence = f"{count_text(wasted, 'step')} of {total:,} ({share_text(wasted, total)}): {listed}."
+    evidence = f"{count_text(wasted, 'step')} of {total:,} ({share_text(wasted, total)}): {listed}"
+    seconds = wasted_seconds(record)
+    evidence += f"; {duration_text(seconds)} of computing." if seconds >= 1 else "."
     overflows = len({event.step for event in skips if event.cause in ("bad_batch", "unknown")})
-    if overflows >= 3 and overflows / total > SKIP_RATE_WARNING:
+    if overflows >= SKIP_RATE_LEAST and overflows / total > SKIP_RATE_WARNING:
         remedy = (
             "Look at the batches that overflowed, clip the gradients harder, or lower the learning rate; "
             "bfloat16 needs no loss scale where the device has it."
@@ -160,13 +166,36 @@ def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
         yield Finding("skip_rate", "info", "Steps were skipped", evidence, remedy)
 
 
+_BFLOAT16_WITH_SCALER = (
+    "A GradScaler, and gradients that are not float16",
+    "A loss in bfloat16 was given to scaler.scale().",
+    "Drop the GradScaler, or disable it: bfloat16 has the range of float32, and needs no loss scale.",
+)
+
+
 def _misuse(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
     for kind, title in MISUSE.items():
         events = by_kind.get(kind)
         if events:
             first = events[0]
             times = f"{count_text(len(events), 'time')}, first at step {first.step}"
+            if kind == "loss_low_precision" and any(event.data.get("dtype") == "bfloat16" for event in events):
+                yield Finding("scaler_without_float16", "warning", *_BFLOAT16_WITH_SCALER)
             yield Finding(kind, SEVERITY[kind], title, f"{first.message} ({times})", first.remedy)
+
+
+def _dropped(record: Record) -> Iterator[Finding]:
+    dropped = record.meta.get("dropped") or {}
+    count = sum(dropped.values())
+    if count:
+        reasons = ", ".join(f"{each:,} for {reason}" for reason, each in dropped.items())
+        yield Finding(
+            "records_dropped",
+            "warning",
+            "The record has gaps",
+            f"{count_text(count, 'record')} could not be written: {reasons}.",
+            "Look at the disk that the log is on (space, speed, permissions); training itself was not affected.",
+        )
 
 
 def _clipping(record: Record) -> Iterator[Finding]:

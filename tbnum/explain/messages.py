@@ -113,6 +113,7 @@ def _bad_batch(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]
     why = f"{_overflowed(data)} at a scale of {scale_text(scale)}"
     if skip.held > 0:
         why += f" that had held for {count_text(skip.held, 'step')}"
+        why += " only, on its way down from the start" if skip.early else ""
     elif skip.in_row > 1:
         why += f" too (skip {skip.in_row} in a row)"
     loss = as_float(data.get("loss"))
@@ -121,7 +122,8 @@ def _bad_batch(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]
         if not math.isnan(skip.recent_loss):
             why += f" against a recent median of {number_text(skip.recent_loss)}"
     if skip.early:
-        return why, "Nothing to do if it stays among the first steps: the scale is still finding its height."
+        remedy = "Nothing to do if it stays among the first steps: the scale is still finding its height. "
+        return why, remedy + "A lower init_scale spares them."
     remedy = (
         f"Look at the batch of step {event.step} (labels, lengths, outliers); "
         "if such skips recur, clip the gradients harder or lower the learning rate."

@@ -14,7 +14,18 @@ from tbnum.explain.close_look import CloseLook
 from tbnum.explain.words import as_float
 from tbnum.log.schema import Event
 
-__all__ = ["Later", "LivePast", "Past", "Record", "RecordedPast", "complete_events", "first_step", "look_ahead"]
+__all__ = [
+    "SCALE_CHANGES",
+    "Later",
+    "LivePast",
+    "Part",
+    "Past",
+    "Record",
+    "RecordedPast",
+    "complete_events",
+    "first_step",
+    "look_ahead",
+]
 
 WINDOW = 50
 """How many steps back "recent" reaches."""
@@ -31,6 +42,18 @@ class Record(Protocol):
     def raw_events(self) -> Sequence[Event]: ...
     @property
     def meta(self) -> Mapping[str, Any]: ...
+
+
+class Part:
+    """A record from a step on. The tables of tensors stay whole: who reads them asks for the steps that he means."""
+
+    def __init__(self, record: Record, since: int) -> None:
+        begin = int(np.searchsorted(record.steps.get("step", np.empty(0)), since))
+        self.steps: Mapping[str, np.ndarray] = {name: values[begin:] for name, values in record.steps.items()}
+        self.raw_events: Sequence[Event] = [event for event in record.raw_events if event.step >= since]
+        self.meta = record.meta
+        self.tensors = getattr(record, "tensors", None)
+        self.histograms = getattr(record, "histograms", None)
 
 
 class Past(Protocol):

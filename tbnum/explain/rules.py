@@ -140,7 +140,7 @@ class Rules:
             held=held,
             held_before_growth=self._held_before_growth,
             early=self._start is not None
-            and self._unskipped(step, self._start, self._start_skips, before) < PROBE_STEPS,
+            and self._unskipped(step, self._start, self._start_skips, before) < min(self._growth_interval, PROBE_STEPS),
             in_row=row.skips,
             recent_loss=statistics.median(recent) if recent else math.nan,
             nonfinite_since=nonfinite_since if nonfinite_since is not None else -1,

@@ -14,9 +14,9 @@ run loses one step in 2,000 to each growth; ten times that is worth a look, and 
 SKIP_RATE_LEAST = 3
 """Fewer skips than this are single events, whatever share of a short run they are."""
 
-SCHEDULE_DRIFT_INFO, SCHEDULE_DRIFT_WARNING = 0.01, 0.05
-"""Share of the steps by which the learning-rate schedule ran ahead of the updates. Below a percent a schedule's shape
-does not change; at five, a warm-up can end before the optimizer has warmed up."""
+SCHEDULE_DRIFT_INFO, SCHEDULE_DRIFT_WARNING = 0.02, 0.05
+"""Share of the steps by which the learning-rate schedule ran ahead of the updates. Many loops count attempts, and at
+one step in a hundred nobody sees it; at one in twenty, a warm-up can end before the optimizer has warmed up."""
 
 # -- clipping
 
@@ -65,8 +65,8 @@ TENSOR_ROWS_LEAST = 4
 """A tensor is judged by at least this many rows: at the default interval, 200 steps."""
 
 TENSOR_EXPLODED = 100.0
-"""Growth of one tensor's gradient norm, from the middle half of the run to its last quarter, beyond which it runs away
-from the others. Norms drift by factors of two to ten over a healthy run; a scale policy bears no factor of a hundred."""
+"""Growth of one tensor's gradient norm, from the middle half of the run to its last quarter, beyond which it runs
+away. Norms drift by factors of two to ten over a healthy run; no scale policy bears a factor of a hundred for long."""
 
 UPDATE_RATIO_HIGH, UPDATE_RATIO_LOW = 0.3, 1e-6
 """Usual length of a step relative to the parameter's own. Around 1e-3 is healthy. A third of the parameter rewritten

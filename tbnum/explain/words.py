@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["as_float", "count_text", "number_text", "scale_text", "share_text"]
+__all__ = ["as_float", "count_text", "duration_text", "number_text", "scale_text", "share_text"]
 
 
 def as_float(value: Any) -> float:
@@ -56,3 +56,10 @@ def share_text(part: int, whole: int) -> str:
         return ">99.99 %"
     digits = 0 if percent in (0, 100) else 2 if percent < 1 or percent > 99.9 else 1
     return f"{percent:.{digits}f} %"
+
+
+def duration_text(seconds: float) -> str:
+    """`12 s`, `3 min 5 s`, `2 h 10 min`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,0 +1,291 @@
+"""Findings from the tables of tensors: dead and exploding ones, the size of updates, what float16 loses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tbnum.explain.finding import Finding
+from tbnum.explain.precision import underflow
+from tbnum.explain.record import Record
+from tbnum.explain.rows import Rows, sampled_rows, scale_of
+from tbnum.explain.thresholds import (
+    CURED_SHARE,
+    EDGE_BINADES,
+    HEADROOM_LOST,
+    LR_IDLE,
+    NAMES_SHOWN,
+    NOT_FLOAT16_SHARE,
+    SCALE_FLOOR,
+    TENSOR_EXPLODED,
+    TENSOR_ROWS,
+    TENSOR_ROWS_LEAST,
+    UNDERFLOW_SHARE,
+    UPDATE_RATIO_HIGH,
+    UPDATE_RATIO_LOW,
+)
+from tbnum.explain.words import count_text, scale_text
+from tbnum.formats import FORMATS, INF, ZERO
+
+__all__ = ["tensor_findings"]
+
+FLOAT16 = FORMATS["float16"]
+COLUMNS = ("grad_norm", "absmax", "param_norm", "update_norm", "overflow/float16")
+
+
+def tensor_findings(record: Record) -> Iterator[Finding]:
+    """Reads some 50 tables, whatever the length of the run: 10 ms at 150 tensors."""
+    late = sampled_rows(record, COLUMNS, TENSOR_ROWS, share=(0.75, 1.0))
+    middle = {rows.optimizer: rows for rows in sampled_rows(record, COLUMNS, TENSOR_ROWS, share=(0.25, 0.75))}
+    for rows in late:
+        if len(rows.steps) < TENSOR_ROWS_LEAST:
+            continue
+        before = middle.get(rows.optimizer)
+        yield from _dead(rows, before)
+        yield from _exploding(rows, before)
+        yield from _updates(record, rows)
+        yield from _headroom(rows, before)
+        yield from _not_float16(rows)
+    yield from _scale_floor(record)
+    yield from _underflow(record)
+
+
+def _dead(rows: Rows, before: Rows | None) -> Iterator[Finding]:
+    norms = rows.columns["grad_norm"]
+    known = ~np.isnan(norms)
+    dead = ((norms == 0) | ~known).all(0) & (known.sum(0) >= TENSOR_ROWS_LEAST)
+    if not dead.any():
+        return
+    names = [name for name, one in zip(rows.names, dead.tolist(), strict=True) if one]
+    evidence = (
+        f"{len(names)} of {count_text(len(rows.names), 'tensor')} ({_listed(names)}) had a gradient of exactly zero at "
+        f"all {len(rows.steps)} steps looked at, from {int(rows.steps[0]):,} to {int(rows.steps[-1]):,}"
+    )
+    if before is not None and before.names == rows.names:
+        alive = names_where((before.columns["grad_norm"] > 0).any(0) & dead, rows.names)
+        evidence += f"; {_listed(alive)} had one before" if alive else "; nor had they one before"
+    yield Finding(
+        "dead_tensor",
+        "warning",
+        "Some parameters learn nothing",
+        evidence + ".",
+        "Look for units that are never active (ReLU after a large step), a branch that is cut off, or a gradient that "
+        "underflows: freeze or drop what is meant to be unused.",
+    )
+
+
+def _exploding(rows: Rows, before: Rows | None) -> Iterator[Finding]:
+    if before is None or before.names != rows.names or len(before.steps) < TENSOR_ROWS_LEAST:
+        return
+    ratio = _median(rows.columns["grad_norm"]) / _positive(_median(before.columns["grad_norm"]))
+    high = names_where(ratio >= TENSOR_EXPLODED, rows.names)
+    if high:
+        at = rows.names.index(high[0]) if len(high) == 1 else int(np.nanargmax(ratio))
+        yield Finding(
+            "exploding_tensor",
+            "warning",
+            "The gradient of some tensors runs away",
+            f"{count_text(len(high), 'tensor')} ({_listed(high)}): the gradient norm of {rows.names[at]} is "
+            f"{ratio[at]:.2g} times that of the run's middle.",
+            "Clip the gradients, lower the learning rate of these tensors, or look at what feeds them.",
+        )
+
+
+def _updates(record: Record, rows: Rows) -> Iterator[Finding]:
+    prefix = f"{rows.optimizer}/" if rows.optimizer else ""
+    lr = record.steps.get(prefix + "lr")
+    if lr is not None and np.isfinite(lr).any():
+        at = np.minimum(np.searchsorted(record.steps["step"], rows.steps), len(lr) - 1)
+        active = ~(lr[at] < LR_IDLE * np.nanmax(lr))
+    else:
+        active = np.ones(len(rows.steps), bool)
+    if np.count_nonzero(active) < TENSOR_ROWS_LEAST:
+        return
+    columns = {name: values[active] for name, values in rows.columns.items()}
+    ratio = _median(columns["update_norm"]) / _positive(_median(columns["param_norm"]))
+    shapes = record.meta.get("parameters")
+    # A vector that starts at zero, as biases do, is rewritten as a whole while it is small.
+    vector = np.array([_is_vector(name, shapes) for name in rows.names])
+    high = names_where((ratio >= UPDATE_RATIO_HIGH) & ~vector, rows.names)
+    low = names_where((ratio <= UPDATE_RATIO_LOW) & (_median(columns["grad_norm"]) > 0), rows.names)
+    if high:
+        worst = max(high, key=lambda name: ratio[rows.names.index(name)])
+        yield Finding(
+            "update_ratio_high",
+            "warning",
+            "Steps are large against the parameters",
+            f"{count_text(len(high), 'tensor')} ({_listed(high)}): a step changes {worst} by "
+            f"{ratio[rows.names.index(worst)]:.2g} of its own norm; about 0.001 is usual.",
+            "Lower the learning rate, or lengthen the warm-up.",
+        )
+    if low:
+        least = min(low, key=lambda name: ratio[rows.names.index(name)])
+        yield Finding(
+            "update_ratio_low",
+            "warning",
+            "Steps are tiny against the parameters",
+            f"{count_text(len(low), 'tensor')} ({_listed(low)}): a step changes {least} by "
+            f"{ratio[rows.names.index(least)]:.2g} of its own norm; about 0.001 is usual, and float32 rounds at 6e-8.",
+            "Raise the learning rate of these tensors, or keep them in float32 if they are not.",
+        )
+
+
+def _headroom(rows: Rows, before: Rows | None) -> Iterator[Finding]:
+    if before is None or len(before.steps) < TENSOR_ROWS_LEAST:
+        return
+    with np.errstate(invalid="ignore", divide="ignore"):
+        late, early = (np.log2(np.nanmedian(_largest(each))) for each in (rows, before))
+        scale_late, scale_early = (np.log2(np.median(each.scale)) for each in (rows, before))
+    grew, fell = float(late - early), float(scale_early - scale_late)
+    if not (grew >= HEADROOM_LOST and fell >= HEADROOM_LOST / 2):
+        return
+    steps = float(np.median(rows.steps) - np.median(before.steps))
+    left = int(max(scale_late, 0) / fell * steps) if fell > 0 else 0
+    yield Finding(
+        "headroom_running_out",
+        "warning",
+        "Gradients grow, and the loss scale comes down for them",
+        f"From the run's middle to its last quarter the largest gradient grew {2**grew:.2g}-fold and the scale fell "
+        f"from {scale_text(float(2**scale_early))} to {scale_text(float(2**scale_late))}; at this pace it is 1 about "
+        f"{count_text(left, 'step')} from now.",
+        "Lower the learning rate or clip harder before the scale is used up; bfloat16 has no such limit.",
+    )
+
+
+def _largest(rows: Rows) -> np.ndarray:
+    """(R,) over the tensors."""
+    largest: np.ndarray = np.fmax.reduce(rows.columns["absmax"], axis=1)
+    return largest
+
+
+def _not_float16(rows: Rows) -> Iterator[Finding]:
+    if not np.isfinite(rows.scale).all() or not (rows.scale > 1).all():
+        return
+    over = rows.columns["overflow/float16"]
+    known = ~np.isnan(over).all(0)
+    beyond = (np.nan_to_num(over) > 0).mean(0)[known] >= 0.5
+    if len(beyond) and beyond.mean() >= NOT_FLOAT16_SHARE:
+        yield Finding(
+            "scaler_without_float16",
+            "warning",
+            "A GradScaler, and gradients that are not float16",
+            f"{int(beyond.sum())} of {count_text(len(beyond), 'tensor')} had finite gradients beyond float16 at a "
+            f"scale of {scale_text(float(rows.scale[-1]))}: they were computed in bfloat16 or float32.",
+            "Drop the GradScaler, or disable it: these types need no loss scale, and the scale grows without end.",
+        )
+
+
+def _scale_floor(record: Record) -> Iterator[Finding]:
+    """Steps that were taken at a scale below 1."""
+    scale, number = record.steps.get("loss_scale"), record.steps.get("step")
+    if scale is None or number is None:
+        return
+    with np.errstate(invalid="ignore"):
+        below = (scale < SCALE_FLOOR) & ~record.steps.get("skipped", np.zeros(len(scale), bool))
+    count = int(np.count_nonzero(below))
+    if count:
+        rows = np.flatnonzero(below)
+        low = float(scale[rows].min())
+        yield Finding(
+            "scale_below_one",
+            "warning",
+            "The loss scale is used up",
+            f"{count_text(count, 'step')} were taken at a scale below 1, the first at step {int(number[rows[0]]):,}, "
+            f"the lowest at {scale_text(low)}: the largest gradients do not fit float16 at their true size.",
+            "Lower the learning rate or the loss (a mean in place of a sum), clip harder, or use bfloat16.",
+        )
+
+
+def _underflow(record: Record) -> Iterator[Finding]:
+    histograms: Any = getattr(record, "histograms", None)
+    number = record.steps.get("step")
+    if histograms is None or number is None or not len(number) or "gradient" not in histograms:
+        return
+    series = histograms["gradient"]
+    middle = (int(number[0]) + int(number[-1])) / 2
+    steps = series.steps[(series.steps >= middle) & (series.steps <= number[-1])]
+    scale = scale_of(record, steps)
+    rows = np.searchsorted(number, steps)
+    known = np.isfinite(scale) & (scale > 0)
+    known &= ~record.steps.get("skipped", np.zeros(len(number), bool))[np.minimum(rows, len(number) - 1)]
+    steps, scale = steps[known], scale[known]
+    if len(steps) < TENSOR_ROWS_LEAST:
+        return
+    chosen = np.unique(np.linspace(0, len(steps) - 1, TENSOR_ROWS).round().astype(int))
+    counts = np.array([_whole(series.at(step)) for step in steps[chosen].tolist()])  # (R, BINS)
+    lost = [_lost(each[None], float(factor)) for each, factor in zip(counts, scale[chosen], strict=True)]
+    share, now = float(np.median(lost)), float(np.median(scale[chosen]))
+    if not share >= UNDERFLOW_SHARE:
+        return
+    evidence = (
+        f"At a scale of {scale_text(now)}, {100 * share:.2g} % of the gradient's elements (zeros not counted) are at "
+        "or below the last three bits of float16; what is smaller has been rounded to zero before anybody saw it."
+    )
+    top = _top_bin(counts)
+    powers = range(math.floor(math.log2(now)) + 1, 127)
+    cure = next((power for power in powers if _lost(counts, 2.0**power) <= CURED_SHARE), None)
+    fits = math.floor(math.log2(FLOAT16.maximum)) - top
+    if cure is not None and cure <= fits:
+        remedy = (
+            f"A scale of {scale_text(2.0**cure)} cures it, and the largest gradient still fits up to "
+            f"{scale_text(2.0**fits)}: start there (init_scale), or lower growth_interval so that the scale gets there."
+        )
+    else:
+        remedy = (
+            f"No scale holds both ends: the largest gradient fits up to {scale_text(2.0**fits)} only. Use bfloat16, or "
+            "bring the parts of the loss to one size."
+        )
+    yield Finding("gradient_underflow", "warning", "Gradients underflow float16", evidence, remedy)
+
+
+def _whole(table: Any) -> np.ndarray:
+    """(BINS,) of all tensors: the rows of whole models, one an optimizer, else all rows."""
+    whole = [at for at, name in enumerate(table.names) if name.endswith("*")]
+    counts: np.ndarray = table.counts[whole or slice(None)].sum(0)
+    return counts
+
+
+def _lost(counts: np.ndarray, scale: float) -> float:
+    """Share of what is finite and not zero that float16 flushes or holds with three bits or fewer. (R, BINS) in all."""
+    elements = counts.sum(0)
+    elements = np.where((np.arange(len(elements)) > ZERO) & (np.arange(len(elements)) < INF), elements, 0)
+    if not elements.any():
+        return 0.0
+    return float(underflow(elements, FLOAT16, scale / 2**EDGE_BINADES).low)
+
+
+def _top_bin(counts: np.ndarray) -> int:
+    """The power of two that the largest finite elements lie at or below."""
+    occupied = np.flatnonzero(counts.sum(0)[1:INF])
+    return int(occupied[-1]) + 1 - 127 if len(occupied) else 0
+
+
+def names_where(chosen: np.ndarray, names: Sequence[str]) -> list[str]:
+    return [name for name, one in zip(names, chosen.tolist(), strict=True) if one]
+
+
+def _median(values: np.ndarray) -> np.ndarray:
+    """(P,) over the rows; NaN where nothing is known."""
+    known = np.isfinite(values).any(0)
+    median = np.full(values.shape[1], np.nan)
+    if known.any():
+        finite = np.where(np.isfinite(values[:, known]), values[:, known], np.nan)
+        median[known] = np.nanmedian(finite, axis=0)
+    return median
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    return np.where(values > 0, values, np.nan)
+
+
+def _is_vector(name: str, shapes: Mapping[str, Sequence[int]] | None) -> bool:
+    shape = (shapes or {}).get(name)
+    return len(shape) < 2 if shape is not None else name.rsplit(".", 1)[-1] == "bias"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
