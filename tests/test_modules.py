@@ -267,6 +267,31 @@ def test_on_a_slow_device_nothing_waits_and_one_copy_a_step_is_made(monkeypatch:
     assert [each.step for each in watch.landed()] == [0, 1] and device.waited == 0
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_nothing_waits() -> None:
+    model = net(Louder(1e6)).cuda()
+    sentinels, watch = Sentinels({"": model}), ActivationWatch({"": model}, True, 1)
+    x = torch.randn(32, 8, device="cuda")
+    model(x).square().mean().mul(2.0**10).backward()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(3):
+            sentinels.step_begins(step)
+            sentinels.arm(step)
+            watch.step_begins(step)
+            model(x).square().mean().mul(2.0**10).backward()
+        sentinels.step_begins(3)
+        watch.step_begins(3)
+        found = sentinels.reports()
+        watch.landed()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    found += sentinels.reports(wait=True)
+    assert [each.backward["module"] for each in found] == ["blocks.2.inner"] * 3  # type: ignore[index]
+
+
 # -- what both leave alone ---------------------------------------------------------------------------------------------
 
 

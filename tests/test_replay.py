@@ -576,11 +576,9 @@ def test_it_runs_at_the_scale_and_with_the_random_numbers_of_the_step() -> None:
     model = nn.Sequential(nn.Dropout(0.5), Half())
     model[0].register_forward_hook(lambda module, args, output: masks.append(output.detach().clone()))
     loop = Loop(model, scale=2.0**19)
-    starts = StepStarts(loop.scaler, [torch.device("cpu")])
-    data = [torch.randn(32, 8)] * 2
-    loop.scaler.scale(torch.zeros(()))  # torch makes the scale at its first use
-    starts.step_begins(loop.scaler)
-    train(loop.model, loop.optimizer, loop.scaler, data[:1])
+    data = [torch.randn(32, 8)]
+    starts = StepStarts(loop.scaler, [torch.device("cpu")])  # the scaler has no tensor yet
+    train(loop.model, loop.optimizer, loop.scaler, data)
     starts.step_begins(loop.scaler)
     assert loop.scaler.get_scale() == 2.0**18  # it was skipped, and is smaller now
     assert starts.last is not None and starts.last.loss_scale == 2.0**19
@@ -612,7 +610,8 @@ def test_a_replay_without_a_moment_uses_the_random_numbers_to_come() -> None:
 
 def test_a_moment_is_taken_without_a_scaler_and_before_its_first_use() -> None:
     assert Moment.now(None).loss_scale is None
-    assert Moment.now(torch.amp.GradScaler("cpu")).loss_scale is None
+    assert Moment.now(torch.amp.GradScaler("cpu", enabled=False)).loss_scale is None
+    assert Moment.now(torch.amp.GradScaler("cpu", init_scale=8.0)).loss_scale == 8.0
     loop = Loop(net(TooLarge(8)))
     assert loop.replay(at=Moment.now(loop.scaler)).module == "blocks.2.inner"
     assert loop.scaler._scale is None  # as before its first use
@@ -635,6 +634,53 @@ def test_those_who_watch_the_training_look_away() -> None:
 
     loop.replay(closure, muted=muted)
     assert watching[0]
+
+
+def test_a_disabled_scaler_and_none_are_fine() -> None:
+    for scaler in (None, torch.amp.GradScaler("cpu", enabled=False)):
+        model = net(TooLarge(8))
+        before = None if scaler is None else dict(vars(scaler))
+        origin = replay(
+            lambda model=model: model(torch.randn(32, 8)).mean().backward(), models={"": model}, scaler=scaler
+        )
+        assert origin.module == "blocks.2.inner"
+        assert scaler is None or vars(scaler) == before
+
+
+def test_a_backward_from_an_edge_of_the_graph_is_one() -> None:
+    model = net(Louder(1e9))
+
+    def closure() -> None:
+        loss = model(torch.randn(32, 8)).square().sum()
+        torch.autograd.backward(torch.autograd.graph.get_gradient_edge(loss), torch.tensor(1.0))
+
+    assert replay(closure, models={"": model}).module == "blocks.2.inner"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_on_a_gpu_the_module_is_named_and_everything_is_as_it_was(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    model = Net(planted=Louder(1e6)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+    x = torch.randn(32, 8, device="cuda", requires_grad=True)
+    scaler.scale(model(x).square().mean()).backward()
+
+    def closure() -> None:
+        h = x
+        for block in model.blocks:
+            h = checkpoint(lambda x, block=block: block(x)["hidden"][0], h, use_reentrant=reentrant)
+        scaler.scale(model.head(h).square().mean()).backward()
+
+    def state() -> bytes:
+        return bits([model.state_dict(), [p.grad for p in model.parameters()], x.grad, torch.cuda.get_rng_state()])
+
+    before = state()
+    origin = replay(closure, models={"": model}, optimizers=[optimizer], scaler=scaler)
+    assert (origin.module, origin.phase, origin.dtype) == ("blocks.2.inner", "backward", "float16")
+    assert state() == before
 
 
 def emulated(observer: Any) -> Callable[[], contextlib.AbstractContextManager[None]]:

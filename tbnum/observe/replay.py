@@ -78,9 +78,10 @@ def replay(
         origin = replay(lambda: scaler.scale(loss_fn(model(x))).backward(), models={"": model}, ...)
         origin = replay(lambda xy: scaler.scale(loss_fn(model(xy[0]), xy[1])).backward(), (x, y), ...)
 
-    Compiled modules run as they were written, uncompiled. Parameters, gradients, buffers, attributes of modules,
-    random state (PyTorch's on every device, Python's, numpy's), scaler and optimizer settings are afterwards what
-    they were, bit by bit, and gradients the same objects, also where the closure raises.
+    Compiled modules run as they were written, uncompiled; what a compiler's fused kernels round otherwise is not
+    seen. Parameters, gradients, buffers, attributes of modules that were set, random state (PyTorch's own on every
+    device, Python's, numpy's), scaler, optimizer and its settings are afterwards what they were, bit by bit, and
+    gradients the same objects, also where the closure raises.
 
     Args:
         closure: runs forward and backward, and takes no optimizer step. With `batch`, it is called with a copy of it.
@@ -92,7 +93,7 @@ def replay(
 
     Costs:
         A copy of parameters and buffers (in the host's memory), one more set of gradients, two runs of the closure
-        that wait for every tensor; with `batch`, 2 more for each halving and sample that does it, 64 at most beyond.
+        that wait for every tensor; with `batch`, about 2 more for each halving and sample that does it, bounded.
 
     Raises:
         TypeError: `closure` is no function.

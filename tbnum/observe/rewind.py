@@ -20,7 +20,7 @@ class Moment:
     """Random state and loss scale, as they were when a step began."""
 
     random_state: Mapping[str, Tensor]  # by device
-    loss_scale: Tensor | None
+    loss_scale: Tensor | float | None  # None without an enabled scaler
 
     @staticmethod
     def now(scaler: torch.amp.GradScaler | None, devices: Iterable[torch.device] = ()) -> Moment:
@@ -32,7 +32,10 @@ class Moment:
         for device in devices:
             if device.type in ("cuda", "xpu"):
                 states[str(device)] = getattr(torch, device.type).get_rng_state(device)
-        scale = None if scaler is None or scaler._scale is None else scaler._scale.detach().clone()
+        scale: Tensor | float | None = None
+        if scaler is not None and scaler.is_enabled():
+            # Until its first use a scaler has no tensor: it will begin with the scale that it was made with.
+            scale = float(scaler._init_scale) if scaler._scale is None else scaler._scale.detach().clone()
         return Moment(states, scale)
 
 
@@ -88,15 +91,17 @@ class Kept:
             for device, state in at.random_state.items():
                 _set_random_state(device, state)
         scaler = self._scaler
-        if scaler is None:
+        if scaler is None or not scaler.is_enabled():
             return
         if scaler._scale is not None and scaler._growth_tracker is not None:
             # Others may have saved these tensors for a backward to come: they are replaced, not written to.
-            scale = scaler._scale if at is None or at.loss_scale is None else at.loss_scale
-            scaler._scale, scaler._growth_tracker = scale.clone(), scaler._growth_tracker.clone()
-        states: Any = getattr(scaler, "_per_optimizer_states", None)
-        if isinstance(states, defaultdict):
-            scaler._per_optimizer_states = defaultdict(states.default_factory)
+            scaler._scale, scaler._growth_tracker = scaler._scale.clone(), scaler._growth_tracker.clone()
+            if at is not None and isinstance(at.loss_scale, Tensor):
+                scaler._scale.copy_(at.loss_scale)
+            elif at is not None and at.loss_scale is not None:
+                scaler._scale.fill_(at.loss_scale)
+        states: Any = scaler._per_optimizer_states
+        scaler._per_optimizer_states = defaultdict(states.default_factory)
 
     def hide_gradient(self, leaf: Tensor) -> None:
         """Backward is about to add to the gradient of a tensor that is no parameter."""
