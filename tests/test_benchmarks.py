@@ -1,0 +1,132 @@
+"""The benchmarks run: what they measure is not asserted here, for that is a matter of the machine."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import log, overhead
+from benchmarks.clock import Clock
+from benchmarks.contenders import DEFAULTS, EVERYTHING, Tbnum, Watch
+from benchmarks.report import Report, Row, median, quantile, spread, table
+
+
+def written(path: Path) -> dict[str, list[dict[str, Any]]]:
+    found = json.loads(path.read_text())
+    assert found["machine"]["cores"] >= 1
+    sections: dict[str, list[dict[str, Any]]] = found["sections"]
+    assert all(isinstance(row["value"], (int, float)) for rows in sections.values() for row in rows), sections
+    return sections
+
+
+def test_overhead_times_tbnum_and_its_peers_in_one_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "BLOCK", 8)
+    monkeypatch.setattr(overhead, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(overhead.WandbWatch, "installed", staticmethod(lambda: False))  # it takes seconds to start
+    overhead.main(["--sizes", "0.1M", "--rounds", "1", "--tensors", "10,20", "--quick", "--json", str(tmp_path / "o")])
+    (loop, rows), (_, growth) = written(tmp_path / "o").items()
+    assert loop.startswith("0.1M: 0.12 M parameters")
+    measured = {row["what"]: row for row in rows}
+    assert measured["tbnum, defaults"]["target"] == 1.05
+    assert measured["tbnum, defaults: passes over tensors, a step"]["value"] > 0
+    assert measured["tbnum, defaults: else, a step"]["value"] > 0
+    assert {"tbnum, everything on", "add_histogram of each gradient, each step"} <= measured.keys()
+    background = next(row for row in growth if row["what"].startswith("log's thread"))
+    assert background["value"] > 0
+
+
+def test_a_loop_with_a_scaler_is_timed_too(tmp_path: Path) -> None:
+    training = overhead.Training(overhead.SIZES["0.1M"], with_scaler=True)
+    figures, bare = overhead.measure(training, [Tbnum()], rounds=1, seconds=0, folder=tmp_path)
+    (spent,) = figures["tbnum, defaults"].inside
+    assert 0 < spent.passes < spent.inside < min(bare) * 10
+
+
+def test_log_writes_reads_and_watches_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "CHUNKS", (1000, 10))
+    arguments = ["--quick", "--steps", "3000", "--runs", "3", "--loop-steps", "200", "--json", str(tmp_path / "l")]
+    log.main(arguments)
+    sections = written(tmp_path / "l")
+    assert len(sections) == 5
+    assert sections["3,000 steps of 15 columns, one optimizer"][0]["target"] == 200
+
+
+@pytest.mark.browser
+def test_panel_is_opened_zoomed_and_hovered(tmp_path: Path) -> None:
+    pytest.importorskip("playwright.sync_api")
+    if not any(map(shutil.which, ("chromium", "google-chrome", "google-chrome-stable", "chromium-browser"))):
+        pytest.skip("no browser")
+    from benchmarks import panel
+
+    panel.main(["--quick", "--steps", "20000", "--events", "100", "--runs", "3", "--json", str(tmp_path / "p")])
+    assert len(written(tmp_path / "p")) == 3
+
+
+# -- the figures themselves
+
+
+@pytest.mark.parametrize("intervals", [DEFAULTS, EVERYTHING])
+def test_each_kind_of_step_weighs_as_often_as_it_comes(intervals: dict[str, int]) -> None:
+    shares = Tbnum("any", intervals).shares()
+    assert math.isclose(sum(shares.values()), 1)
+    for place, interval in enumerate(intervals.values()):
+        assert math.isclose(sum(share for kind, share in shares.items() if kind[place]), 1 / interval)
+    assert next(iter(shares)) == max(shares, key=lambda kind: shares[kind])
+    assert Watch().shares() == {(): 1.0}
+
+
+def test_the_defaults_of_the_benchmark_are_those_of_wrap(tmp_path: Path) -> None:
+    training = overhead.ManyTensors(2)
+    watch = Tbnum()
+    watch.attach(training, tmp_path)
+    observer = watch._monitor._observer  # type: ignore[union-attr]
+    held = (observer._verify_interval, observer._tensor_interval, observer._histogram_interval)
+    training.step(watch)
+    watch.detach()
+    assert held == tuple(DEFAULTS.values())
+
+
+def test_a_clock_leaves_tbnum_as_it_was() -> None:
+    from tbnum.measure import norms
+    from tbnum.observe import steps
+
+    before = (steps.norms_of, norms.norms_of, dict(vars(steps.StepObserver)))
+    with Clock().running():
+        assert steps.norms_of is not before[0]
+    assert (steps.norms_of, norms.norms_of, dict(vars(steps.StepObserver))) == before
+
+
+def test_a_target_is_the_most_or_the_least() -> None:
+    assert Row("", 1.0, target=1.0).met and Row("", 1.0, target=1.0, at_least=True).met
+    assert Row("", 1.1, target=1.0).met is False
+    assert Row("", 0.9, target=1.0, at_least=True).met is False
+    assert Row("", 1.0).met is None and Row("", None, target=1.0).met is None
+
+
+def test_a_table_is_aligned_and_says_what_was_missed() -> None:
+    lines = table([Row("short", 1.021, "x", 1.02, note="5 rounds"), Row("a longer name", 1234.5, "us")]).splitlines()
+    assert lines[1].split() == ["short", "1.021", "x", "<=", "1.020", "x", "MISSED", "5", "rounds"]
+    assert lines[2].split() == ["a", "longer", "name", "1,234", "us"]
+    assert lines[1].index("1.021 x") + 7 == lines[2].index("1,234 us") + 8
+
+
+def test_a_report_names_what_was_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("some")
+    report.add("part", [Row("fast", 2.0, "ms", 1.0), Row("small", 1.0, "MB", 1.0), Row("unknown", math.nan, "MB")])
+    report.finish(tmp_path / "deep" / "some.json")
+    printed = capsys.readouterr().out
+    assert "1 of 2 targets met" in printed and "missed: fast: 2 ms, target <= 1 ms" in printed
+    rows = json.loads((tmp_path / "deep" / "some.json").read_text())["sections"]["part"]
+    assert [row["met"] for row in rows] == [False, True, None]
+    assert rows[2]["value"] is None
+
+
+def test_medians_and_quantiles() -> None:
+    assert median([3.0, 1.0, 2.0]) == 2.0 and math.isnan(median([]))
+    assert quantile(range(1, 101), 0.99) == 99 and quantile([5.0], 0.01) == 5.0  # type: ignore[arg-type]
+    assert spread([1.0, 2.0]) is None and spread([1.0, 2.0, 3.0, 4.0]) == 1.0
