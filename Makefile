@@ -1,5 +1,6 @@
 # make test       everything: ruff, types of the panel, its tests, pytest with a real browser
 # make demo       trains a small GPT on this machine and serves TensorBoard (SERVE=0: prints the report instead)
+# make bench      what tbnum costs, beside the bare loop and its peers: 15 minutes (BENCH_ARGS=--quick: 2)
 # make lint       ruff, mypy, tsc
 # make frontend   puts uPlot into the plugin's static/vendor/
 # make clean      removes what these made, but no runs
@@ -18,12 +19,13 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 SERVE ?= 1
 ifndef NAME
 NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: help test demo lint frontend clean
+.PHONY: help test demo bench lint frontend clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -54,6 +56,10 @@ ifneq ($(SERVE),0)
 	printf '\nThe panel: http://localhost:%s/#tbnum   (Ctrl-C ends it)\n\n' "$$port" && \
 	exec tensorboard --logdir runs --port "$$port"
 endif
+
+bench: $(VENV)/for-bench $(VENV)/browser
+	@for part in overhead log panel; do \
+		python -m benchmarks.$$part --json benchmarks/results/$$part.json $(BENCH_ARGS) || exit 1; done
 
 frontend: $(VENV)/node
 	@python setup.py --quiet build_frontend
@@ -86,6 +92,11 @@ $(VENV)/for-tests: $(VENV)/installed
 	@echo "== what the tests need"
 	@python -m pip install --quiet -c constraints.txt -e '.[test,dev]'
 	@touch $@
+
+$(VENV)/for-bench: $(VENV)/for-tests
+	@echo "== what the benchmarks compare with"
+	@python -m pip install --quiet -c constraints.txt -e '.[bench]' && touch $@ || \
+		echo "wandb could not be installed: the benchmarks leave it out"
 
 # Node.js checks the panel's types and runs its tests; the panel itself is served as it is written.
 $(VENV)/node: $(VENV)/created package.json package-lock.json

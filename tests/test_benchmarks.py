@@ -49,6 +49,7 @@ def test_a_loop_with_a_scaler_is_timed_too(tmp_path: Path) -> None:
 
 def test_log_writes_reads_and_watches_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "CHUNKS", (1000, 10))
+    monkeypatch.setattr(log, "HUNG_STEPS", 2000)
     arguments = ["--quick", "--steps", "3000", "--runs", "3", "--loop-steps", "200", "--json", str(tmp_path / "l")]
     log.main(arguments)
     sections = written(tmp_path / "l")
