@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from tbnum.log.reader import Run
     from tbnum.measure.clip import clip_grad_norm_
     from tbnum.monitor import Monitor, wrap
+    from tbnum.observe.replay import Origin
 
-__all__ = ["Monitor", "__version__", "clip_grad_norm_", "read", "wrap"]
+__all__ = ["Monitor", "Origin", "__version__", "clip_grad_norm_", "read", "wrap"]
 
 # These need torch. They are imported when first asked for, so that reading a log and the command need none.
-_NEEDS_TORCH = {"wrap": "tbnum.monitor", "Monitor": "tbnum.monitor", "clip_grad_norm_": "tbnum.measure.clip"}
+_NEEDS_TORCH = {
+    "wrap": "tbnum.monitor",
+    "Monitor": "tbnum.monitor",
+    "Origin": "tbnum.observe.replay",
+    "clip_grad_norm_": "tbnum.measure.clip",
+}
 
 
 def read(logdir: str | os.PathLike[str], *, session: int | None = None) -> dict[str, Run]:

@@ -115,6 +115,9 @@ TENSOR_COLUMNS: dict[str, str] = {
     "underflow": "underflow/<format>: share of the gradient's elements that the format would flush to zero",
     "overflow": "overflow/<format>: share of the gradient's elements that are finite, but not so in the format",
     "loss_scale": "what the gradient was multiplied by when it was held against the formats",
+    "activation_absmax": "largest magnitude in a module's output, or in the gradient with respect to it",
+    "activation_norm": "2-norm of a module's output, or of the gradient with respect to it",
+    "activation_zero_share": "share of zeros in a module's output, or in the gradient with respect to it",
 }
 """Columns of the tables of tensors, one value a tensor. Others may be there too. Unknown is NaN."""
 

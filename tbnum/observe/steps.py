@@ -12,13 +12,14 @@ stepped or one steps again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -56,6 +57,8 @@ def _harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
 
     @functools.wraps(method)
     def harmless(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        if args[0]._is_muted:  # type: ignore[attr-defined]
+            return None
         try:
             return method(*args, **kwargs)
         except Exception as error:
@@ -80,6 +83,7 @@ class StepObserver:
         on_step: Callable[[StepRecord], None],
         on_sighting: Callable[[Sighting], None],
         on_first_step: Callable[[], None],
+        on_close: Callable[[int], None],
         verify_interval: int,
         tensor_interval: int,
         histogram_interval: int,
@@ -90,6 +94,8 @@ class StepObserver:
         self._on_step = on_step
         self._on_sighting = on_sighting
         self._on_first_step: Callable[[], None] | None = on_first_step
+        self._on_close = on_close
+        self._is_muted = False
         self._verify_interval = verify_interval
         self._tensor_interval = tensor_interval
         self._histogram_interval = histogram_interval
@@ -113,6 +119,20 @@ class StepObserver:
     def scaler(self) -> torch.amp.GradScaler | None:
         scaler = None if self._scaler is None else self._scaler()
         return scaler if scaler is not None and scaler.is_enabled() else None
+
+    @property
+    def backward_began(self) -> bool:
+        """Whether the open step has got as far as its gradients."""
+        return bool(self._backwards or self._open)
+
+    @contextlib.contextmanager
+    def muted(self) -> Iterator[None]:
+        """What runs in this context is not the training: it is not followed."""
+        before, self._is_muted = self._is_muted, True
+        try:
+            yield
+        finally:
+            self._is_muted = before
 
     def name_of(self, optimizer: torch.optim.Optimizer) -> str | None:
         name = self._name_of.get(id(optimizer))
@@ -395,6 +415,7 @@ class StepObserver:
         self._loss_scale = UNKNOWN
 
     def _close(self, update: Update | None) -> None:
+        self._on_close(self.next_step + 1)  # first, so that what it sends to the host is there before the step is
         losses = self._logged_losses or self._losses or self._closure_losses
         micro_batches = len(self._backwards) or len(losses)
         stepped = {name: one for name, one in self._open.items() if one.stage is Stage.STEPPED}

@@ -1,0 +1,381 @@
+"""Turns what was observed into rows, events and tables, and hands them to the log, the dashboards and callbacks."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+import uuid
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tbnum._version import __version__
+from tbnum.arguments import described, settings_of
+from tbnum.explain import LiveExplainer
+from tbnum.explain.repeats import divergence, fingerprint
+from tbnum.log.dashboards import Dashboards
+from tbnum.log.reader import Run, session_metas
+from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
+from tbnum.log.tensors import HistogramTable, TensorTable
+from tbnum.log.writer import LogWriter
+from tbnum.observe.caller import users_stacklevel
+from tbnum.observe.gradients import parameters_of
+from tbnum.observe.ranks import rank_and_world_size
+from tbnum.observe.records import OptimizerRecord, Sighting, StepRecord
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from tbnum.observe.modules import ActivationWatch, Sentinels
+
+__all__ = ["Recorder"]
+
+MAX_NAMES_IN_META = 1000
+MAX_DRAWN_TENSORS = 512  # of a larger model the dashboards get the whole alone; the record has every tensor
+FLIGHT_STEPS = 32  # whose per-tensor norms stay in memory, to be written around an event
+
+
+class Recorder:
+    """Turns steps and sightings into rows and events, and hands them to the log, the dashboards and callbacks."""
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        folder: Path,
+        writer: SummaryWriter | None,
+        modules: Mapping[str, nn.Module],
+        scalar_interval: int,
+        config: Mapping[str, Any],
+    ) -> None:
+        rank, world_size = rank_and_world_size()
+        self.names = _Names(optimizers, modules)
+        self.callbacks: list[Callable[[Event], None]] = []
+        self.skipped_steps = 0
+        self.session = uuid.uuid4().hex
+        self.folder = folder
+        self._groups = {name: len(each.param_groups) for name, each in optimizers.items()}
+        meta = {
+            "format_version": FORMAT_VERSION,
+            "session": self.session,
+            "start_time": time.time(),
+            "first_step": 0,
+            "optimizers": {name: described(each) for name, each in optimizers.items()},
+            "parameters": self.names.with_shapes(),
+            "scaler": settings_of(scaler),
+            "seed": torch.initial_seed(),
+            "config": dict(config),
+            "versions": {"tbnum": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "rank": rank,
+            "world_size": world_size,
+        }
+        meta["fingerprint"] = fingerprint(meta)
+        self._fingerprint = meta["fingerprint"]
+        self._explainer = LiveExplainer(meta)
+        self._log = LogWriter(folder, columns=step_columns(self._groups), meta=meta, rank=rank)
+        own_writer = _opened(folder) if writer is None and not rank else None
+        self.summary_writer = own_writer if writer is None else writer
+        self._own_writer = own_writer
+        self._dashboards = None if self.summary_writer is None else Dashboards(self.summary_writer, scalar_interval)
+        # The end of the optimizer is the end of the recording, also where nobody called close().
+        weakref.finalize(self, _finish, self._log, own_writer)
+        self._callback_failed = False
+        self._sentinels: Sentinels | None = None
+        self._activations: ActivationWatch | None = None
+        self._flight: deque[tuple[int, str, np.ndarray]] = deque(maxlen=FLIGHT_STEPS * len(optimizers))
+
+    def watch(self, sentinels: Sentinels | None, activations: ActivationWatch | None) -> None:
+        """Take what these see of modules into events and tables."""
+        self._sentinels, self._activations = sentinels, activations
+
+    # -- from the observer ---------------------------------------------------------------------------------------
+
+    def on_step(self, record: StepRecord) -> None:
+        columns, row = self._row(record)
+        self.skipped_steps += record.skipped
+        self._log.append_step(row)
+        skipped_total, dashboards = self.skipped_steps, self._dashboards
+        if dashboards is not None:
+            self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
+        self._explainer.step(columns, row)
+        self.write_activations()
+        sighted = {} if self._sentinels is None else {each.step: each for each in self._sentinels.reports()}
+        for name, one in record.optimizers.items():
+            self._write_tensors(record.step, record.wall_time, name, one)
+            kind = _kind_of_step(one)
+            if kind is not None:
+                data = _facts_of_step(kind, record, one)
+                if one.nonfinite_rows:
+                    data["nonfinite_names"] = self.names.names_of(name, one.nonfinite_rows[:8])
+                finding = sighted[record.step].finding(record.loss) if record.step in sighted else None
+                if finding is not None:
+                    data["sentinel"] = finding
+                self._event(Event(record.step, record.wall_time, kind, optimizer=self._label(name), data=data))
+
+    def on_sighting(self, sighting: Sighting) -> None:
+        self._event(
+            Event(
+                sighting.step, sighting.wall_time, sighting.kind, optimizer=sighting.optimizer, data=dict(sighting.data)
+            )
+        )
+
+    def _event(self, event: Event) -> None:
+        self._log.write_event(event)
+        for explained in [self._explainer.event(event), *self._explainer.derived()]:
+            for callback in self.callbacks:
+                self._call(callback, explained)
+            if explained.severity != "info":
+                self.write_flight()
+            if self._sentinels is not None and explained.cause in _UNEXPLAINED:
+                self._sentinels.arm_after_skip(event.step + 1)
+
+    # -- tensor by tensor ----------------------------------------------------------------------------------------
+
+    def _write_tensors(self, step: int, wall_time: float, name: str, one: OptimizerRecord) -> None:
+        if one.grad_norms is None:
+            return
+        label = self._label(name)
+        if not one.columns:
+            self._flight.append((step, name, one.grad_norms))
+            return
+        names = self.names.names_of(name)
+        columns = {"grad_norm": one.grad_norms, **one.columns}
+        reason = "failure" if one.skipped or one.nonfinite_rows else "interval"
+        self._log.write_tensors(TensorTable(step, names, columns, label, reason))
+        absmax = {"gradient": one.columns.get("absmax")}
+        for source, counts in one.tensor_histograms.items():
+            table = _histogram_table(step, names, source, counts, absmax.get(source))
+            self._log.write_histogram(table)
+            if len(names) <= MAX_DRAWN_TENSORS:
+                self._draw(table, wall_time, [f"tbnum/{source}/{each}" for each in names])
+        for source, counts in one.histograms.items():
+            everything = f"{label}/*" if label else "*"
+            table = _histogram_table(step, (everything,), source, counts[None], None)
+            self._log.write_histogram(table)
+            self._draw(table, wall_time, [f"tbnum/{label}/{source}" if label else f"tbnum/{source}"])
+
+    def _draw(self, table: HistogramTable, wall_time: float, tags: list[str]) -> None:
+        """In TensorBoard's own histogram dashboards; about 0.1 ms a tag, on the thread of the log."""
+        dashboards = self._dashboards
+        if dashboards is not None:
+            self._log.submit(lambda: _draw_each(dashboards, table, wall_time, tags))
+
+    def write_activations(self, wait: bool = False) -> None:
+        if self._activations is None:
+            return
+        for each in self._activations.landed(wait):
+            columns = {f"activation_{name}": values for name, values in each.values.items()}
+            self._log.write_tensors(TensorTable(each.step, each.names, columns))
+
+    def write_flight(self) -> None:
+        """The steps of late that were not written yet, each once."""
+        names: dict[str, tuple[str, ...]] = {}
+        for step, name, grad_norms in self._flight:
+            if name not in names:
+                names[name] = self.names.names_of(name)
+            if len(names[name]) == len(grad_norms):  # else a group was added since
+                table = TensorTable(step, names[name], {"grad_norm": grad_norms}, self._label(name), "flight")
+                self._log.write_tensors(table)
+        self._flight.clear()
+
+    def _call(self, callback: Callable[[Event], None], event: Event) -> None:
+        try:
+            callback(event)
+        except Exception as error:
+            if not self._callback_failed:
+                self._callback_failed = True
+                warnings.warn(
+                    f"a callback given to monitor.on_event() raised {type(error).__name__}: {error}; "
+                    "training goes on, and so do the callbacks.",
+                    RuntimeWarning,
+                    stacklevel=users_stacklevel(),
+                )
+
+    def _row(self, record: StepRecord) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
+        groups = {
+            name: max(count, len(record.optimizers[name].lr) if name in record.optimizers else 0)
+            for name, count in self._groups.items()
+        }
+        if groups != self._groups:  # a parameter group was added
+            self._groups = groups
+            self._log.set_columns(step_columns(groups))
+        values: list[float | bool] = [
+            record.step,
+            record.wall_time,
+            record.loss,
+            record.micro_batches,
+            record.loss_scale,
+            record.growth_tracker,
+        ]
+        if len(groups) > 1:
+            values.append(record.skipped)
+        for name, count in groups.items():
+            one = record.optimizers.get(name, _ABSENT)
+            lr = one.lr + [math.nan] * (count - len(one.lr))
+            values += [one.grad_norm, one.grad_norm_clipped, one.clip_coef, one.max_norm, one.skipped]
+            values += [one.nonfinite_tensors, *lr, one.param_norm, one.update_norm]
+        return self._log.columns, tuple(values)
+
+    def _label(self, optimizer: str) -> str | None:
+        return optimizer if len(self._groups) > 1 else None
+
+    # -- from the monitor ----------------------------------------------------------------------------------------
+
+    def resumed(self, step: int, skipped_steps: int) -> None:
+        self.skipped_steps = skipped_steps
+        self._log.update_meta(first_step=step)
+
+    def look_for_a_repeat(self) -> None:
+        """Say so where a run beside this one had the same seed and settings, and was lost.
+
+        Costs a look at the head of the files in each folder beside this one (0.1 ms a file; not below them, for a
+        parent folder may hold anything); a run that is alike is read.
+        """
+        try:
+            folders = [entry.path for entry in os.scandir(self.folder.absolute().parent) if entry.is_dir()]
+            for folder in sorted(folders):
+                if os.path.samefile(folder, self.folder):
+                    continue
+                if any(meta.get("fingerprint") == self._fingerprint for meta in session_metas(folder)):
+                    lost = divergence(Run(folder))
+                    if lost is not None:
+                        self._say_repeat(os.path.basename(folder), *lost)
+                        return
+        except Exception:  # somebody else's log, in whatever state, is no reason for this run not to start
+            return
+
+    def _say_repeat(self, run: str, step: int, why: str) -> None:
+        event = Event(0, time.time(), "repeat_of_diverged_run", data={"run": run, "at_step": step, "why": why})
+        self._event(event)
+        warnings.warn(self._explainer.event(event).message, RuntimeWarning, stacklevel=users_stacklevel())
+
+    def past(self) -> Run | None:
+        """What earlier sessions recorded in this folder; None where there were none."""
+        run = Run(self.folder)
+        return run if len(run.meta.get("sessions", [])) > 1 and run.steps else None
+
+    def redraw(self, past: Run, step: int) -> None:
+        """TensorBoard's own dashboards forget what this session does again, where the event file is ours alone."""
+        dashboards, before = self._dashboards, past.steps["step"] < step
+        if dashboards is None or self._own_writer is None or not before.any():
+            return
+        known = {name: values[before] for name, values in past.steps.items()}
+        columns = tuple(name for name, values in known.items() if not np.isnan(values).all())
+        row = tuple(known[name][-1] for name in columns)
+        skipped_total = self.skipped_steps
+        self._log.submit(lambda: dashboards.resume(step, columns, row, skipped_total))
+
+    def flush(self) -> None:
+        self._log.flush()
+        if self._own_writer is not None:
+            self._own_writer.flush()
+
+    def close(self) -> None:
+        self.write_flight()
+        _finish(self._log, self._own_writer)
+
+
+_UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip whose module is worth a look
+
+_ABSENT = OptimizerRecord()
+
+
+def _draw_each(dashboards: Dashboards, table: HistogramTable, wall_time: float, tags: list[str]) -> None:
+    for name, tag in zip(table.names, tags, strict=True):
+        dashboards.histogram(tag, table.row(name), table.step, wall_time)
+
+
+def _histogram_table(
+    step: int, names: tuple[str, ...], source: str, counts: np.ndarray, absmax: np.ndarray | None
+) -> HistogramTable:
+    unknown = np.full(len(names), math.nan)
+    if counts.max() < 2**31:
+        counts = counts.astype(np.int32)  # half the memory while it waits to be written
+    return HistogramTable(step, names, source, counts, unknown, unknown if absmax is None else absmax)
+
+
+def _finish(log: LogWriter, own_writer: SummaryWriter | None) -> None:
+    log.close()
+    if own_writer is not None:
+        own_writer.close()
+
+
+def _kind_of_step(one: OptimizerRecord) -> str | None:
+    if one.skipped:
+        return "skip"
+    if one.nonfinite_tensors > 0 or one.nonfinite_after > 0:
+        return "nonfinite_step"
+    return "norm_overflow" if math.isinf(one.grad_norm) else None
+
+
+def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "loss": record.loss,
+        "loss_scale": record.loss_scale,
+        "grad_norm": one.grad_norm,
+        "nonfinite_tensors": one.nonfinite_tensors,
+        "tensors": one.tensors,
+        "micro_batches": record.micro_batches,
+    }
+    if kind == "skip":
+        data["new_scale"] = record.new_scale
+    if kind == "nonfinite_step":
+        data["nonfinite_tensors"] = max(one.nonfinite_tensors, one.nonfinite_after)
+    if one.parameters_nonfinite is not None:
+        data["params_nonfinite"] = one.parameters_nonfinite
+    return data
+
+
+class _Names:
+    """Names of parameters: the model's where there is one, else their place in the optimizer."""
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], modules: Mapping[str, nn.Module]) -> None:
+        self._modules = {name: weakref.ref(module) for name, module in modules.items()}
+        self._optimizers = {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
+
+    def with_shapes(self) -> dict[str, list[int]] | None:
+        """Names and shapes; None where there are too many for the head of the log. The tensors' file has the names."""
+        shapes: dict[str, list[int]] = {}
+        for name, ref in self._optimizers.items():
+            optimizer = ref()
+            parameters = [] if optimizer is None else parameters_of(optimizer)
+            if len(parameters) > MAX_NAMES_IN_META:
+                return None
+            shapes |= dict(zip(self.names_of(name), (list(each.shape) for each in parameters), strict=True))
+        return shapes
+
+    def names_of(self, optimizer: str, rows: Iterable[int] | None = None) -> tuple[str, ...]:
+        """The names of an optimizer's parameters, in its order; with `rows` only of those.
+
+        Looked up anew each time, for parameters may be added or replaced: for events and intervals, not every step.
+        """
+        alive = self._optimizers[optimizer]()
+        if alive is None:
+            return ()
+        known: dict[int, str] = {}
+        for prefix, ref in self._modules.items():
+            module = ref()
+            for name, parameter in () if module is None else module.named_parameters():
+                known.setdefault(id(parameter), f"{prefix}.{name}" if prefix else name)
+        label = f"{optimizer}." if len(self._optimizers) > 1 else ""
+        names = [
+            known.get(id(parameter)) or f"{label}group{number}.param{place}"
+            for number, group in enumerate(alive.param_groups)
+            for place, parameter in enumerate(group["params"])
+        ]
+        return tuple(names if rows is None else [names[row] for row in rows])
+
+
+def _opened(folder: Path) -> SummaryWriter:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder))
