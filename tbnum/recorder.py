@@ -110,7 +110,7 @@ class Recorder:
         self.write_activations()
         sighted = {} if self._sentinels is None else {each.step: each for each in self._sentinels.reports()}
         for name, one in record.optimizers.items():
-            self._write_tensors(record.step, record.wall_time, name, one)
+            self._write_tensors(record, name, one)
             kind = _kind_of_step(one)
             if kind is not None:
                 data = _facts_of_step(kind, record, one)
@@ -140,7 +140,8 @@ class Recorder:
 
     # -- tensor by tensor ----------------------------------------------------------------------------------------
 
-    def _write_tensors(self, step: int, wall_time: float, name: str, one: OptimizerRecord) -> None:
+    def _write_tensors(self, record: StepRecord, name: str, one: OptimizerRecord) -> None:
+        step, wall_time = record.step, record.wall_time
         if one.grad_norms is None:
             return
         label = self._label(name)
@@ -148,7 +149,8 @@ class Recorder:
             self._flight.append((step, name, one.grad_norms))
             return
         names = self.names.names_of(name)
-        columns = {"grad_norm": one.grad_norms, **one.columns}
+        scale = 1.0 if math.isnan(record.loss_scale) else record.loss_scale
+        columns = {"grad_norm": one.grad_norms, **one.columns, "loss_scale": np.full(len(names), scale)}
         reason = "failure" if one.skipped or one.nonfinite_rows else "interval"
         self._log.write_tensors(TensorTable(step, names, columns, label, reason))
         absmax = {"gradient": one.columns.get("absmax")}

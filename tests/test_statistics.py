@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tbnum.formats import FORMATS
 from tbnum.measure import chunks
-from tbnum.measure.statistics import STATISTICS, combine_groups, group_by_module, statistics_of
+from tbnum.measure.statistics import STATISTICS, statistics_of
 from tests.tensors import DTYPES, as_float64, cast, many_kinds, of_edges, sparse_kinds, spread
 
 
@@ -121,50 +121,3 @@ def test_elements_are_told_for_every_tensor() -> None:
 
 def test_no_tensors_have_no_statistics() -> None:
     assert statistics_of([]) == []
-
-
-NAMES = [
-    "embedding.weight",
-    "encoder.0.attention.weight",
-    "encoder.0.attention.bias",
-    "encoder.1.attention.weight",
-    "encoder.10.attention.weight",
-    "temperature",
-]
-
-
-def test_groups_by_depth_are_modules_in_order_of_appearance() -> None:
-    assert group_by_module(NAMES, depth=1) == {"embedding": [0], "encoder": [1, 2, 3, 4], "": [5]}
-    assert list(group_by_module(NAMES, depth=2)) == ["embedding", "encoder.0", "encoder.1", "encoder.10", ""]
-    assert group_by_module(["group0.param3"], depth=1) == {"group0": [0]}
-
-
-def test_groups_by_prefix_end_at_a_dot_and_the_longest_counts() -> None:
-    groups = group_by_module(NAMES, prefixes=["encoder.1", "encoder"])
-    assert groups == {"encoder": [1, 2, 4], "encoder.1": [3]}
-
-
-def test_a_parameter_may_be_its_own_group() -> None:
-    assert group_by_module(NAMES, prefixes=["temperature"]) == {"temperature": [5]}
-
-
-def test_a_group_that_no_parameter_is_in_is_told() -> None:
-    with pytest.raises(ValueError, match=r"no parameter lies below 'encodr'. The names begin with: embedding, encoder"):
-        group_by_module(NAMES, prefixes=["encodr"])
-    with pytest.raises(ValueError, match="either depth= or prefixes="):
-        group_by_module(NAMES)
-    with pytest.raises(ValueError, match="depth is 0"):
-        group_by_module(NAMES, depth=0)
-
-
-def test_a_group_has_the_statistics_of_its_elements_together() -> None:
-    tensors = [spread(n, torch.float32, n, -40, 20) for n in (5, 300, 0, 17)]
-    tensors += [torch.full((3,), math.nan), of_edges(torch.float32), torch.empty(0)]
-    (statistics,) = statistics_of(tensors, 64.0)
-    order = np.argsort(statistics.index)
-    values, elements = statistics.values[torch.from_numpy(order)], np.asarray(statistics.elements)[order].tolist()
-    groups = {"a": [0, 1, 2], "b": [4], "c": [3, 4, 5], "d": [6]}
-    combined = combine_groups(values, elements, groups)
-    for row, places in zip(combined.tolist(), groups.values(), strict=True):
-        together = np.concatenate([as_float64(tensors[place]) for place in places])
-        assert_equal(dict(zip(STATISTICS, row, strict=True)), by_casting(together, 64.0), places)

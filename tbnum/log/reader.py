@@ -215,7 +215,11 @@ class Run:
         """
         with self._loading():
             if self._tensors is None:
-                self._tensors = Tensors(self._tables())
+                shapes = self.meta.get("parameters") or {}
+                elements = (
+                    {name: math.prod(shape) for name, shape in shapes.items()} if isinstance(shapes, dict) else {}
+                )
+                self._tensors = Tensors(self._tables(), elements)
             return self._tensors
 
     @property

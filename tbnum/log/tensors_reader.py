@@ -27,6 +27,7 @@ from tbnum.log.schema import (
     TAG_TENSORS,
     WHOLE_MODEL,
 )
+from tbnum.log.tensor_columns import DERIVED, combine, derive, group_by_module
 from tbnum.log.tensors import (
     Head,
     HistogramTable,
@@ -231,13 +232,16 @@ class Tensors(Mapping[str, TensorSeries]):
     memory. A snapshot of the run as it was when `Run.tensors` was called. May be used by several threads.
     """
 
-    def __init__(self, sessions: Sequence[Session]) -> None:
+    def __init__(self, sessions: Sequence[Session], elements: Mapping[str, int]) -> None:
+        self._elements = elements
         self._kept = [
             _Kept(each.file, _kept(each, each.file.tables, each.file.tables + each.file.histograms))
             for each in sessions
         ]
         layouts = [(file, file.columns[key]) for file, places in self._kept for key in _keys(places, "columns")]
-        self._columns = _union(columns for _, columns in layouts)
+        stored = _union(columns for _, columns in layouts)
+        derived = [name for name, sources in DERIVED.items() if all(source in stored for source in sources)]
+        self._columns = (*stored, *derived)
         self._at: dict[int, list[tuple[TensorsFile, _Place]]] | None = None
 
     def __repr__(self) -> str:
@@ -311,6 +315,8 @@ class Tensors(Mapping[str, TensorSeries]):
         """
         if column not in self._columns:
             raise KeyError(f"no tensor has a {column!r}; columns are {', '.join(self._columns) or 'none'}")
+        if column in DERIVED:
+            return self._derive(column, first_step, last_step, names)
         having = []
         for file, places in self._kept:
             layouts = {key: file.columns[key] for key in _keys(places, "columns")}
@@ -348,6 +354,54 @@ class Tensors(Mapping[str, TensorSeries]):
         if not found.all():
             steps, values, reasons = steps[found], values[found], reasons[found]
         return TensorSeries.of(steps, asked, values, np.array([*TABLE_REASONS, "unknown"])[reasons])
+
+    def grouped(
+        self,
+        column: str,
+        *,
+        depth: int | None = None,
+        prefixes: Iterable[str] | None = None,
+        first_step: int | None = None,
+        last_step: int | None = None,
+    ) -> TensorSeries:
+        """A column by module: each named value is of all tensors in that module, as if they were one.
+
+        With `depth`, modules that many levels below the model; with `prefixes`, modules by name. Shares are weighed
+        by the tensors' sizes, which the log has of models of up to a thousand tensors.
+
+        Raises:
+            KeyError: no tensor has the column.
+            ValueError: not exactly one of `depth` and `prefixes`; a prefix that no tensor has; a share of tensors
+                whose sizes the log does not have.
+        """
+        if column == "update_ratio":
+            sources = [
+                self.grouped(source, depth=depth, prefixes=prefixes, first_step=first_step, last_step=last_step)
+                for source in DERIVED[column]
+            ]
+            return _derived(column, *sources)
+        series = self.read(column, first_step, last_step)
+        groups = group_by_module(series.names, depth=depth, prefixes=prefixes)
+        elements = np.array([self._elements.get(name, 0) for name in series.names])
+        if column.split("/")[0] in ("underflow", "overflow") and not elements.all():
+            unknown = series.names[int(np.argmin(elements))]
+            raise ValueError(f"the log does not have the size of {unknown!r}, by which a share in a group is weighed.")
+        values = combine(column, series.values, list(groups.values()), elements)
+        return TensorSeries.of(series.steps, tuple(groups), values, series.reasons)
+
+    def _derive(
+        self, column: str, first_step: int | None, last_step: int | None, names: Sequence[str] | None
+    ) -> TensorSeries:
+        return _derived(column, *(self.read(source, first_step, last_step, names=names) for source in DERIVED[column]))
+
+
+def _derived(column: str, first: TensorSeries, second: TensorSeries) -> TensorSeries:
+    """At the steps and of the tensors that both have."""
+    steps, at_first, at_second = np.intersect1d(first.steps, second.steps, return_indices=True)
+    names = tuple(name for name in first.names if name in set(second.names))
+    one, other = ([series.names.index(name) for name in names] for series in (first, second))
+    values = derive(column, first.values[np.ix_(at_first, one)], second.values[np.ix_(at_second, other)])
+    return TensorSeries.of(steps, names, values, first.reasons[at_first])
 
 
 def _keys(places: Iterable[_Place], of: str) -> list[int]:

@@ -6,7 +6,7 @@ element, NaN and subnormals among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from tbnum.formats import FORMATS
 from tbnum.measure.chunks import INF_BITS, Batch, batches_of, count_keys, on_device
 
-__all__ = ["STATISTICS", "TensorStatistics", "combine_groups", "group_by_module", "statistics_of"]
+__all__ = ["STATISTICS", "TensorStatistics", "statistics_of"]
 
 STATISTICS: tuple[str, ...] = (
     "absmax",
@@ -83,68 +83,6 @@ def statistics_of(tensors: Sequence[Tensor], scale: float | Tensor = 1.0) -> lis
         elements = [count for batch in batches for count in batch.elements]
         found.append(TensorStatistics(index, elements, values))
     return found
-
-
-def group_by_module(
-    names: Sequence[str], *, depth: int | None = None, prefixes: Iterable[str] | None = None
-) -> dict[str, list[int]]:
-    """Places of the parameters called `names`, by the module that they belong to; groups in order of appearance.
-
-    With `depth`, a group is a module that many levels below the model: at 2, `encoder.3.attention.weight` is in
-    `encoder.3`. A module that is not that deep is its own group, and the model's own parameters are in `""`.
-    With `prefixes`, a group is a module by its full name and all below it; the longest that fits counts, and what
-    fits none is left out.
-
-    Raises:
-        ValueError: not exactly one of `depth` and `prefixes`, a depth below 1, a prefix that no parameter has.
-    """
-    if (depth is None) == (prefixes is None):
-        raise ValueError("group_by_module takes either depth= or prefixes=.")
-    groups: dict[str, list[int]] = {}
-    if depth is not None:
-        if depth < 1:
-            raise ValueError(f"depth is {depth}; it must be at least 1, the model's direct children.")
-        for place, name in enumerate(names):
-            groups.setdefault(".".join(name.split(".")[:-1][:depth]), []).append(place)
-        return groups
-    assert prefixes is not None
-    wanted = set(prefixes)
-    for place, name in enumerate(names):
-        parts = name.split(".")
-        above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-        longest = next((module for module in above if module in wanted), None)
-        if longest is not None:
-            groups.setdefault(longest, []).append(place)
-    unused = sorted(wanted - set(groups))
-    if unused:
-        tops = sorted({name.split(".")[0] for name in names})
-        raise ValueError(f"no parameter lies below {unused[0]!r}. The names begin with: {', '.join(tops[:10])}.")
-    return groups
-
-
-@torch.no_grad()
-def combine_groups(values: Tensor, elements: Sequence[int], groups: Mapping[str, Sequence[int]]) -> Tensor:
-    """Statistics of groups of tensors, (G, K), as if the tensors of a group were one; in the order of `groups`.
-
-    `values` (P, K) with columns `STATISTICS` and `elements` (P,) are of the tensors, rows in the order that the
-    groups' places speak of. Where rows came in another order (`TensorStatistics.index`), sort them first.
-
-    Costs a few kernels over P rows, and no host sync.
-    """
-    device, dtype = values.device, values.dtype
-    places = on_device([place for group in groups.values() for place in group], torch.int64, device)
-    group_of = on_device([at for at, group in enumerate(groups.values()) for _ in group], torch.int64, device)
-    rows = values.index_select(0, places)
-    weights = on_device(elements, dtype, device).index_select(0, places).unsqueeze(1)
-
-    def total(columns: Tensor) -> Tensor:
-        return columns.new_zeros(len(groups), columns.size(1)).index_add_(0, group_of, columns)
-
-    absmax = torch.full((len(groups),), -1, dtype=dtype, device=device)
-    absmax.scatter_reduce_(0, group_of, rows[:, 0].nan_to_num(nan=-1.0), "amax")
-    absmax.masked_fill_(absmax < 0, float("nan"))
-    shares = total((rows[:, _FIRST_SHARE:] * weights).masked_fill(weights == 0, 0)) / total(weights)
-    return torch.cat([absmax.unsqueeze(1), total(rows[:, 1:_FIRST_SHARE]), shares], 1)
 
 
 def _thresholds(scale: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
