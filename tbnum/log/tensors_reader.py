@@ -399,7 +399,7 @@ def _derived(column: str, first: TensorSeries, second: TensorSeries) -> TensorSe
     """At the steps and of the tensors that both have."""
     steps, at_first, at_second = np.intersect1d(first.steps, second.steps, return_indices=True)
     names = tuple(name for name in first.names if name in set(second.names))
-    one, other = ([series.names.index(name) for name in names] for series in (first, second))
+    one, other = (np.array([series.names.index(name) for name in names], np.int64) for series in (first, second))
     values = derive(column, first.values[np.ix_(at_first, one)], second.values[np.ix_(at_second, other)])
     return TensorSeries.of(steps, names, values, first.reasons[at_first])
 
