@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -279,7 +280,7 @@ class Recorder:
     def flush(self) -> None:
         self._log.flush()
         if self._own_writer is not None:
-            self._own_writer.flush()
+            _whatever_happens(self._own_writer.flush)
 
     def close(self) -> None:
         self.write_flight()
@@ -305,10 +306,16 @@ def _histogram_table(
     return HistogramTable(step, names, source, counts, unknown, unknown if absmax is None else absmax)
 
 
+def _whatever_happens(call: Callable[[], None]) -> None:
+    """TensorBoard's writer raises, here, what its thread met on the disk; the log has told of the disk already."""
+    with contextlib.suppress(Exception):
+        call()
+
+
 def _finish(log: LogWriter, own_writer: SummaryWriter | None) -> None:
     log.close()
     if own_writer is not None:
-        own_writer.close()
+        _whatever_happens(own_writer.close)
 
 
 def _kind_of_step(one: OptimizerRecord) -> str | None:

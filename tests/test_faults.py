@@ -1,0 +1,191 @@
+"""Training goes on whatever happens to the disk, the folder or the process, with one warning at most."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tbnum
+from tests.loops import OPTIMIZERS, Half, batches, train
+
+
+class Loop:
+    def __init__(self, logdir: Path, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = Half()
+        self.optimizer = OPTIMIZERS["AdamW"](self.model.parameters())
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=20)
+        self.monitor = tbnum.wrap(self.optimizer, self.scaler, model=self.model, logdir=logdir, **options)
+
+    def train(self, steps: int, **options: Any) -> None:
+        train(self.model, self.optimizer, self.scaler, batches(steps, bad=[steps // 2]), **options)
+
+    def weights(self) -> bytes:
+        return b"".join(parameter.detach().numpy().tobytes() for parameter in self.model.parameters())
+
+
+@contextlib.contextmanager
+def warnings_of_tbnum() -> Iterator[list[str]]:
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield told
+    told += [str(each.message) for each in caught if "tbnum" in str(each.message)]
+
+
+def undisturbed(tmp_path: Path, steps: int) -> bytes:
+    loop = Loop(tmp_path / "undisturbed")
+    loop.train(steps)
+    loop.monitor.close()
+    return loop.weights()
+
+
+def run_of(logdir: Path) -> Any:
+    (run,) = tbnum.read(logdir).values()
+    return run
+
+
+def test_a_run_folder_deleted_in_mid_run_costs_the_record_and_nothing_else(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    with warnings_of_tbnum() as told:
+        loop.train(
+            40, after_step=lambda step: shutil.rmtree(tmp_path / "run", ignore_errors=True) if step == 10 else None
+        )
+        loop.monitor.flush()
+        loop.monitor.close()
+    assert loop.weights() == undisturbed(tmp_path, 40)
+    assert len(told) <= 1
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit on the size of files")
+def test_a_disk_that_fills_up_costs_what_no_longer_fits_and_the_log_says_how_much(tmp_path: Path) -> None:
+    script = f"""
+import resource, signal, warnings
+from pathlib import Path
+from tests.test_faults import Loop, warnings_of_tbnum
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+loop = Loop(Path({str(tmp_path / "run")!r}), scalar_interval=1000)
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+with warnings_of_tbnum() as told:
+    for _ in range(10):
+        loop.train(100)
+        loop.monitor.flush()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    loop.train(100)
+    loop.monitor.close()
+assert len(told) == 1, told
+print(loop.weights().hex()[:64])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    run = run_of(tmp_path / "run")
+    assert sum(run.meta["dropped"].values()) > 0
+    assert 0 < len(run.steps["step"]) < 1100 and run.steps["step"][-1] == 1099
+
+
+def test_two_processes_in_one_folder_do_not_harm_each_other(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from tests.test_faults import Loop
+loop = Loop(Path({str(tmp_path / "run")!r}))
+loop.train(30)
+loop.monitor.close()
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    run = run_of(tmp_path / "run")
+    assert run.steps["step"].tolist() == list(range(30)) and len(run.meta["sessions"]) == 2
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_data_loader_workers_neither_record_nor_hang(how: str, tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    data = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.randn(40, 8)), batch_size=4, num_workers=2, multiprocessing_context=how
+    )
+    with warnings_of_tbnum() as told:
+        for (x,) in data:
+            train(loop.model, loop.optimizer, loop.scaler, [x])
+        loop.monitor.close()
+    assert told == []
+    assert run_of(tmp_path / "run").steps["step"].tolist() == list(range(10))
+
+
+def test_a_fork_after_wrapping_leaves_the_record_to_the_parent(tmp_path: Path) -> None:
+    script = f"""
+import os, sys
+from pathlib import Path
+from tests.test_faults import Loop
+loop = Loop(Path({str(tmp_path / "run")!r}))
+loop.train(10)
+child = os.fork()
+loop.train(10)
+if child == 0:
+    sys.exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+loop.monitor.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    run = run_of(tmp_path / "run")
+    assert run.steps["step"].tolist() == list(range(20)) and len(run.meta["sessions"]) == 1
+
+
+def test_an_exception_inside_the_loop_that_is_caught_costs_the_step_it_broke(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    for at, x in enumerate(batches(9)):
+        try:
+            loop.scaler.scale(loop.model(x).square().mean()).backward()
+            if at == 4:
+                raise KeyError("mine")
+            loop.scaler.step(loop.optimizer)
+            loop.scaler.update()
+        except KeyError:
+            pass
+        loop.optimizer.zero_grad()
+    loop.monitor.close()
+    assert run_of(tmp_path).steps["step"].tolist() == list(range(8))
+
+
+@pytest.mark.skipif(not os.environ.get("TBNUM_FUZZ"), reason="200 processes: set TBNUM_FUZZ=1")
+def test_a_kill_at_any_moment_loses_no_event_and_two_seconds_of_steady_steps_at_most(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from tests.test_faults import Loop, batches
+loop = Loop(Path(sys.argv[1]))
+loop.monitor.on_event(lambda event: print("event", event.kind, event.step, flush=True))
+print("begun", flush=True)
+while True:
+    loop.train(50)
+"""
+    for at in range(200):
+        folder = tmp_path / str(at)
+        process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        told = []
+        for line in process.stdout:
+            told.append(line.split())
+            if len(told) > at % 40:
+                process.send_signal(signal.SIGKILL)
+                break
+        told += [line.split() for line in process.stdout if line.endswith("\n")]
+        process.wait()
+        events = {(event.kind, event.step) for event in run_of(folder).events}
+        for _, kind, step in [each for each in told if each[0] == "event"]:
+            assert (kind, int(step)) in events
