@@ -6,38 +6,33 @@ Exit codes: 0 done (check: nothing found), 1 check found something, 2 unusable i
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
-import json
+import importlib.util
 import math
 import os
-import shlex
-import shutil
+import re
 import sys
-import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from datetime import datetime
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
-from tbnum.explain import CAUSES, Finding, explain_run, findings
-from tbnum.explain.summary import group_events, skipped_steps, step_count, summarize, worth_reading
-from tbnum.explain.words import count_text, number_text, scale_text, share_text
+from tbnum import export, report_page
+from tbnum.explain import Finding, explain_run
+from tbnum.explain.summary import skipped_steps, step_count, worth_reading
+from tbnum.explain.words import number_text, scale_text, share_text
+from tbnum.export import JSON_VERSION, write_json
 from tbnum.log.reader import Run, read
 from tbnum.log.schema import SEVERITIES, Event
+from tbnum.report import Report, print_event, print_finding, print_report
 
 __all__ = ["main"]
 
-JSON_VERSION = 1
-"""Of the JSON that report, check and export write; raised when a key changes its meaning or goes."""
-
 FOUND, UNUSABLE = 1, 2
-WIDTH = 100
-EVENTS_SHOWN = 20
-COLOURS = {"error": "31", "warning": "33"}
 
 
 class UnusableInput(Exception):
@@ -64,8 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(UNUSABLE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tbnum",
         description="What the numerics of your training runs did, from the logs that tbnum.wrap() wrote.",
         epilog="Exit codes: 0 done (check: nothing found), 1 check found something, 2 unusable input.",
@@ -80,34 +82,83 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     report = add("report", _report, "Print what happened in each run: skips by cause, loss scale, clipping, findings.")
-    report.add_argument("--json", action="store_true", help="write JSON: all events, and the numbers of the table")
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="write JSON: all events, and the numbers of the table")
+    form.add_argument("--html", metavar="FILE", help="write one HTML file with charts that needs nothing else")
+    _add_since(report)
 
     check = add("check", _check, "For CI: exit 1 if a run has findings graver than allowed or skips too much.")
     check.add_argument("--max-skip-rate", type=_rate, metavar="R", help="highest share of skipped steps, 0 to 1")
     check.add_argument(
-        "--max-severity", choices=SEVERITIES, default="warning", help="gravest finding allowed (default: %(default)s)"
+        "--fail-on", choices=SEVERITIES, help="fail on findings of this severity and graver (default: error)"
     )
+    check.add_argument("--max-severity", choices=SEVERITIES, help="the same by the gravest finding allowed")
+    _add_since(check)
     check.add_argument("--json", action="store_true", help="write JSON")
 
-    export = add("export", _export, "Write a run's steps, or its events, at full resolution.")
-    export.add_argument("--format", choices=("csv", "json", "npz"), default="csv", help="(default: %(default)s)")
-    export.add_argument("--events", action="store_true", help="the events with cause and message, not the steps")
-    export.add_argument("-o", "--output", default="-", metavar="FILE", help="'-' for standard output (default)")
+    out = add("export", _export, "Write a run's steps, or its events, at full resolution.")
+    out.add_argument("--format", choices=FORMATS, default="csv", help="(default: %(default)s)")
+    out.add_argument("--events", action="store_true", help="the events with cause and message, not the steps")
+    out.add_argument("-o", "--output", default="-", metavar="FILE", help="'-' for standard output (default)")
 
     tail = add("tail", _tail, "Follow a run: new events as they happen, and how far it is. Ctrl-C ends it.")
     tail.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks")
     return parser
 
 
+FORMATS = ("csv", "json", "jsonl", "npz", "parquet")
+BINARY = ("npz", "parquet")
+
+
+def _add_since(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--since",
+        type=_since,
+        metavar="WHEN",
+        help="only what happened from a step on (1200), of late (90m, 12h, 3d), or since a time (2026-01-31T12:00)",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Since:
+    """Where the part of a run begins that is asked for: at a step, or at a time."""
+
+    text: str
+    step: int | None = None
+    wall_time: float | None = None
+
+
+def _since(text: str) -> Since:
+    if text.isdigit():
+        return Since(text, step=int(text))
+    span = re.fullmatch(r"(\d+(?:\.\d*)?)([smhd])", text)
+    if span:
+        seconds = float(span[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[span[2]]
+        return Since(text, wall_time=time.time() - seconds)
+    try:
+        return Since(text, wall_time=datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no step (1200), no span of time (90m, 12h, 3d), and no time (2026-01-31T12:00)"
+        ) from None
+
+
 def _rate(text: str) -> float:
-    rate = float(text)
+    rate = _number(text)
     if not 0 <= rate <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return rate
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+
+
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    seconds = _number(text)
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
     return seconds
@@ -164,155 +215,64 @@ def _usable(run: Run) -> Run:
     return run
 
 
+def _begin(run: Run, since: Since | None) -> int | None:
+    """The step that `since` means in a run; None where it means all of it."""
+    if since is None:
+        return None
+    steps = run.steps
+    if since.step is not None:
+        begin = since.step
+    else:
+        row = int(np.searchsorted(steps.get("wall_time", np.empty(0)), since.wall_time or 0.0))
+        begin = int(steps["step"][row]) if row < step_count(run) else -1
+    if not step_count(run) or not 0 <= begin <= int(steps["step"][-1]):
+        raise UnusableInput(f"the run {run.name!r} has no step since {since.text}: give an earlier --since")
+    return begin
+
+
+def _each(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
+    """The runs one after the other; which one it is, where somebody looks and there is more than one."""
+    shown = sys.stderr.isatty() and len(runs) > 1
+    for number, (name, run) in enumerate(runs.items(), 1):
+        if shown:
+            print(f"\r\x1b[Kreading {number} of {len(runs)}: {name}", end="", file=sys.stderr, flush=True)
+        _usable(run)
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        yield name, run
+
+
 # --- report ---
 
 
 def _report(arguments: argparse.Namespace) -> int:
     runs = _runs(arguments)
+    reports = (Report.of(name, run, _begin(run, arguments.since)) for name, run in _each(runs))
     if arguments.json:
-        summaries = [_run_as_json(name, _usable(run)) for name, run in runs.items()]
-        _write_json(sys.stdout, {"version": JSON_VERSION, "logdir": arguments.logdir, "runs": summaries})
-        return 0
-    for index, (name, run) in enumerate(runs.items()):
-        if index:
-            print()
-        _print_report(arguments.logdir, name, _usable(run))
+        summaries = [report.as_json() for report in reports]
+        write_json(sys.stdout, {"version": JSON_VERSION, "logdir": arguments.logdir, "runs": summaries})
+    elif arguments.html is not None:
+        written = report_page.page(list(reports), arguments.logdir)
+        with _output(arguments.html, binary=False) as stream:
+            stream.write(written)
+    else:
+        for index, report in enumerate(reports):
+            if index:
+                print()
+            print_report(report, arguments.logdir)
     return 0
-
-
-def _run_as_json(name: str, run: Run) -> dict[str, Any]:
-    events = run.events
-    summary = summarize(run, events, findings(run, events))
-    problems = {"problems": run.problems}
-    return {"run": name, "ended": run.totals.ended, **summary, **problems, "events": _as_records(events)}
-
-
-def _print_report(logdir: str, name: str, run: Run) -> None:
-    events = run.events
-    found = findings(run, events)
-    summary = summarize(run, events, found)
-    _print_heading(name, run, summary)
-    _print_numbers(summary)
-    _print_causes(summary)
-    _print_events(events, logdir, name)
-    if found:
-        print("\n  Findings")
-        for finding in found:
-            _print_finding(finding, "    ")
-    for problem in run.problems:
-        _print_wrapped(problem, "  unreadable  ")
-
-
-def _print_heading(name: str, run: Run, summary: Mapping[str, Any]) -> None:
-    state = {"closed": "ended", "crash": "crashed"}.get(run.totals.ended or "", "running, or killed")
-    parts = [state]
-    if summary["steps"]:
-        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary["first_wall_time"]))
-        parts += [f"began {began}", f"took {_duration(summary['last_wall_time'] - summary['first_wall_time'])}"]
-    if summary["sessions"] > 1:
-        parts.append(count_text(summary["sessions"], "session"))
-    title = os.path.basename(os.path.abspath(run.folder)) if name == "." else name
-    print(f"{title}  ({', '.join(parts)})")
-
-
-def _print_numbers(summary: Mapping[str, Any]) -> None:
-    if not summary["steps"]:
-        print("  steps       none recorded yet")
-        return
-    skipped = summary["skipped"]
-    rows = [
-        ("steps", f"{summary['steps']:,}  ({summary['first_step']} to {summary['last_step']})"),
-        ("skipped", f"{skipped['steps']:,}  ({share_text(skipped['steps'], summary['steps'])})"),
-    ]
-    if loss := summary["loss"]:
-        text = f"first {number_text(loss['first'])}   last {number_text(loss['last'])}"
-        if loss["best"] is not None:
-            text += f"   best {number_text(loss['best'])} at step {loss['best_step']}"
-        if loss["nonfinite_steps"]:
-            text += f"   non-finite in {count_text(loss['nonfinite_steps'], 'step')}"
-        rows.append(("loss", text))
-    if scale := summary["loss_scale"]:
-        text = f"start {scale_text(scale['first'])}   last {scale_text(scale['last'])}"
-        if scale["lowest"] < min(scale["first"], scale["last"]):
-            text += f"   lowest {scale_text(scale['lowest'])}"
-        if scale["held"] is not None:
-            text += f"   longest held {scale_text(scale['held'])} ({count_text(scale['held_steps'], 'step')})"
-        rows.append(("loss scale", text))
-    for clip in summary["clipping"]:
-        text = f"max_norm {number_text(clip['max_norm'])}   " if clip["max_norm"] is not None else ""
-        text += f"{share_text(clip['clipped'], clip['known'])} of the steps clipped"
-        rows.append(("clipping", f"{clip['optimizer']}: {text}" if clip["optimizer"] else text))
-    for label, text in rows:
-        _print_wrapped(text, f"  {label:<10}  ")
-
-
-def _print_causes(summary: Mapping[str, Any]) -> None:
-    causes = summary["skipped"]["causes"]
-    if not causes:
-        return
-    print(f"\n  {'Skips by cause':<20}  {'skips':>7}  {'first':>9}  {'last':>9}")
-    for cause, row in causes.items():
-        print(f"    {cause:<20}{row['skips']:>7,}  {row['first_step']:>9}  {row['last_step']:>9}  {CAUSES[cause]}")
-
-
-def _print_events(events: Sequence[Event], logdir: str, name: str) -> None:
-    groups = group_events(worth_reading(events))
-    if not groups:
-        return
-    print("\n  Events worth reading")
-    for group in groups[:EVENTS_SHOWN]:
-        _print_event(group.first, "    ")
-        if group.count > 1:
-            print(f"      and {group.count - 1:,} more like it, to step {group.last_step}")
-    if len(groups) > EVENTS_SHOWN:
-        export = shlex.join(["tbnum", "export", logdir, "--run", name, "--events"])
-        print(f"    … and {len(groups) - EVENTS_SHOWN:,} more: {export}")
-
-
-def _print_event(event: Event, indent: str) -> None:
-    clock = time.strftime("%H:%M:%S", time.localtime(event.wall_time))
-    label = f"{event.kind}, {event.cause}" if event.cause else event.kind
-    print(f"{indent}step {event.step}  {clock}  {_coloured(event.severity)}  {label}")
-    _print_wrapped(event.message, indent + "  ")
-    if event.severity != "info":
-        _print_wrapped(event.remedy, indent + "  ")
-
-
-def _print_finding(finding: Finding, indent: str) -> None:
-    print(f"{indent}{_coloured(finding.severity)}  {finding.title}")
-    _print_wrapped(finding.evidence, indent + "  ")
-    _print_wrapped(finding.remedy, indent + "  ")
-
-
-def _print_wrapped(text: str, first: str) -> None:
-    """Prints `text` behind `first`, further lines below its beginning."""
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-    further = " " * len(first)
-    if text:
-        print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False))
-
-
-def _coloured(severity: str) -> str:
-    if severity in COLOURS and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        return f"\x1b[{COLOURS[severity]}m{severity}\x1b[0m"
-    return severity
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 # --- check ---
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    allowed = SEVERITIES.index(arguments.max_severity)
+    grave = _grave(arguments.fail_on, arguments.max_severity)
     results: list[dict[str, Any]] = []
-    for name, run in _runs(arguments).items():
-        total, skipped = step_count(_usable(run)), skipped_steps(run)
-        found = [f for f in findings(run, run.events) if SEVERITIES.index(f.severity) > allowed]
+    for name, run in _each(_runs(arguments)):
+        report = Report.of(name, run, _begin(run, arguments.since) if step_count(run) else None)
+        total, skipped = step_count(report.record), skipped_steps(report.record)
+        found = [finding for finding in report.findings if SEVERITIES.index(finding.severity) >= grave]
         if total == 0:
             found.append(Finding("no_steps", "error", "No steps were recorded", "The log holds no step.", _NO_STEPS))
         if arguments.max_skip_rate is not None and total and skipped / total > arguments.max_skip_rate:
@@ -322,11 +282,24 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         for result in results:
             result["findings"] = [dataclasses.asdict(finding) for finding in result["findings"]]
-        _write_json(sys.stdout, {"version": JSON_VERSION, "passed": passed, "runs": results})
+        write_json(sys.stdout, {"version": JSON_VERSION, "passed": passed, "runs": results})
     else:
         with _whole_even_if_unread():
             _print_check(results)
     return 0 if passed else FOUND
+
+
+def _grave(fail_on: str | None, max_severity: str | None) -> int:
+    """The place among the severities from which on a finding fails the check."""
+    if fail_on is None and max_severity is None:
+        fail_on = "error"
+    from_fail_on = None if fail_on is None else SEVERITIES.index(fail_on)
+    from_max = None if max_severity is None else SEVERITIES.index(max_severity) + 1
+    if from_fail_on is not None and from_max is not None and from_fail_on != from_max:
+        raise UnusableInput(
+            f"--fail-on {fail_on} and --max-severity {max_severity} contradict each other: give one of them"
+        )
+    return from_fail_on if from_fail_on is not None else from_max or 0
 
 
 _NO_STEPS = "Check that the training loop steps the wrapped optimizer, and that the run got that far."
@@ -345,7 +318,7 @@ def _print_check(results: Sequence[Mapping[str, Any]]) -> None:
         verdict = "ok    " if result["passed"] else "FAILED"
         print(f"{verdict}  {result['run']}  ({total:,} steps, {skipped:,} skipped, {share_text(skipped, total)})")
         for finding in result["findings"]:
-            _print_finding(finding, "        ")
+            print_finding(finding, "        ")
     sys.stdout.flush()
 
 
@@ -362,19 +335,26 @@ def _whole_even_if_unread() -> Iterator[None]:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    if arguments.format == "npz":
-        if arguments.events:
-            raise UnusableInput("npz holds numbers only: export --events as csv or json")
-        if arguments.output == "-" and sys.stdout.isatty():
-            raise UnusableInput("npz is binary: give a file with -o FILE")
+    form, binary = arguments.format, arguments.format in BINARY
+    if binary and arguments.events:
+        raise UnusableInput(f"{form} is for columns of numbers: export --events as csv, json or jsonl")
+    if binary and arguments.output == "-" and sys.stdout.isatty():
+        raise UnusableInput(f"{form} is binary: give a file with -o FILE")
+    if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UnusableInput("parquet needs pyarrow: pip install pyarrow")
     run = _usable(_one_run(arguments))
-    with _output(arguments.output, binary=arguments.format == "npz") as stream:
-        if arguments.format == "npz":
+    with _output(arguments.output, binary=binary) as stream:
+        if form == "npz":
             np.savez_compressed(stream, **run.steps)  # type: ignore[arg-type]
-        elif arguments.format == "json":
-            (_write_events_json if arguments.events else _write_steps_json)(stream, run)
+        elif form == "parquet":
+            export.write_steps_parquet(stream, run)
         else:
-            (_write_events_csv if arguments.events else _write_steps_csv)(stream, run)
+            steps, events = {
+                "csv": (export.write_steps_csv, export.write_events_csv),
+                "json": (export.write_steps_json, export.write_events_json),
+                "jsonl": (export.write_steps_jsonl, export.write_events_jsonl),
+            }[form]
+            (events if arguments.events else steps)(stream, run)
     return 0
 
 
@@ -390,91 +370,6 @@ def _output(name: str, *, binary: bool) -> Iterator[IO[Any]]:
         raise
     except OSError as error:
         raise UnusableInput(f"cannot write {name!r}: {error.strerror or error}") from None
-
-
-def _measured_nan(run: Run, name: str) -> np.ndarray:
-    """Where a NaN of a column is a measured one: (S,) bool. Everywhere else it means unknown."""
-    *prefix, column = name.split("/")
-    nan = np.isnan(run.steps[name])
-    if column == "loss" and "micro_batches" in run.steps:
-        return nan & (run.steps["micro_batches"] >= 1)
-    count = "/".join([*prefix, "nonfinite_tensors"])
-    if column in ("grad_norm", "grad_norm_clipped") and count in run.steps:
-        return nan & ~np.isnan(run.steps[count])
-    return np.zeros_like(nan)
-
-
-CSV_ROWS = 20_000  # as text in memory at once
-
-
-def _write_steps_csv(stream: IO[str], run: Run) -> None:
-    """A row a step. Unknown is empty, a measured NaN is `nan`."""
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(run.steps)
-    nan = {name: _measured_nan(run, name) for name, values in run.steps.items() if values.dtype.kind == "f"}
-    for start in range(0, step_count(run), CSV_ROWS):
-        rows = slice(start, start + CSV_ROWS)
-        columns = []
-        for name, values in run.steps.items():
-            part = values[rows]
-            if part.dtype.kind == "f":
-                known = ~np.isnan(part) | nan[name][rows]
-                columns.append(
-                    [value if told else "" for value, told in zip(part.tolist(), known.tolist(), strict=True)]
-                )
-            else:
-                columns.append(part.astype(np.int64).tolist())
-        writer.writerows(zip(*columns, strict=True))
-
-
-EVENT_FIELDS = tuple(field.name for field in dataclasses.fields(Event))
-
-
-def _write_events_csv(stream: IO[str], run: Run) -> None:
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(EVENT_FIELDS)
-    for event in run.events:
-        record = {name: getattr(event, name) for name in EVENT_FIELDS}
-        record["data"] = json.dumps(_plain(event.data), ensure_ascii=False)
-        writer.writerow(record.values())
-
-
-def _write_steps_json(stream: IO[str], run: Run) -> None:
-    """Column by column. Unknown is null, a measured NaN the string "NaN"."""
-    head = json.dumps(_plain({"version": JSON_VERSION, "run": run.name, "meta": run.meta}), ensure_ascii=False)
-    stream.write(head[:-1] + ', "columns": {')
-    for index, (name, values) in enumerate(run.steps.items()):
-        listed: list[Any] = values.tolist()
-        if values.dtype.kind == "f":
-            for row in np.flatnonzero(~np.isfinite(values)).tolist():
-                listed[row] = _plain(listed[row])
-            for row in np.flatnonzero(np.isnan(values) & ~_measured_nan(run, name)).tolist():
-                listed[row] = None
-        stream.write(f"{', ' if index else ''}{json.dumps(name)}: {json.dumps(listed, allow_nan=False)}")
-    stream.write("}}\n")
-
-
-def _write_events_json(stream: IO[str], run: Run) -> None:
-    _write_json(stream, {"version": JSON_VERSION, "run": run.name, "events": _as_records(run.events)})
-
-
-def _as_records(events: Sequence[Event]) -> list[dict[str, Any]]:
-    return [{name: getattr(event, name) for name in EVENT_FIELDS} for event in events]
-
-
-def _write_json(stream: IO[str], value: Any) -> None:
-    """Strict JSON: non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""
-    stream.write(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
 
 
 # --- tail ---
@@ -493,7 +388,7 @@ def _tail(arguments: argparse.Namespace) -> int:
     try:
         events = run.events
         for event in worth_reading(events)[-3:]:
-            _print_event(event, "")
+            print_event(event, "")
         told = {_identity(event) for event in events}
         while True:
             progress.show(run)
@@ -507,7 +402,7 @@ def _tail(arguments: argparse.Namespace) -> int:
                     if _identity(event) not in told:
                         told.add(_identity(event))
                         progress.end()
-                        _print_event(event, "")
+                        print_event(event, "")
     except KeyboardInterrupt:
         progress.end()
         return 0

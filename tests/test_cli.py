@@ -238,7 +238,7 @@ def garbage(folder: Path) -> Path:
         (["check", "{}/garbage"], ["nothing of the run"]),
         (["export", "{}/runs"], ["2 runs in", "--run", "'a', 'b'"]),
         (["export", "{}/runs", "--run", "a", "-o", "{}/no/such/file"], ["cannot write", "No such file"]),
-        (["export", "{}/runs", "--run", "a", "--format", "npz", "--events"], ["csv or json"]),
+        (["export", "{}/runs", "--run", "a", "--format", "npz", "--events"], ["csv, json or jsonl"]),
         (["tail", "{}/missing"], ["missing"]),
     ],
 )

@@ -1,0 +1,181 @@
+"""What a run comes to: its numbers, causes, events and findings, as text and as JSON. Loads no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tbnum.explain import CAUSES, Finding, NextOverflow, findings, next_overflow
+from tbnum.explain.record import Part, Record
+from tbnum.explain.summary import group_events, summarize, worth_reading
+from tbnum.explain.words import count_text, duration_text, number_text, scale_text, share_text
+from tbnum.export import as_records
+from tbnum.log.reader import Run
+from tbnum.log.schema import Event
+
+__all__ = ["EVENTS_SHOWN", "Report", "print_event", "print_finding", "print_report"]
+
+WIDTH = 100
+EVENTS_SHOWN = 20
+COLOURS = {"error": "31", "warning": "33"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run, or the part of it from a step on. Causes are judged with all that came before."""
+
+    name: str
+    run: Run
+    record: Record  # the part in question
+    events: Sequence[Event]
+    findings: Sequence[Finding]
+    summary: Mapping[str, Any]
+    expected: NextOverflow | None
+
+    @staticmethod
+    def of(name: str, run: Run, since: int | None = None) -> Report:
+        """O(steps): half a second for a million."""
+        events: Sequence[Event] = run.events
+        record: Record = run
+        if since is not None:
+            record, events = Part(run, since), [event for event in events if event.step >= since]
+        found = findings(record, events)
+        return Report(
+            name, run, record, events, found, summarize(record, events, found), next_overflow(run, run.events)
+        )
+
+    @property
+    def title(self) -> str:
+        return os.path.basename(os.path.abspath(self.run.folder)) if self.name == "." else self.name
+
+    @property
+    def ended(self) -> str | None:
+        """ "closed", "crash", or None where it runs, or was killed."""
+        return self.run.totals.ended
+
+    def state(self) -> str:
+        """In a few words: how it ended, when it began, how long it took."""
+        parts = [{"closed": "ended", "crash": "crashed"}.get(self.ended or "", "running, or killed")]
+        summary = self.summary
+        if summary["steps"]:
+            began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary["first_wall_time"]))
+            parts += [f"began {began}", f"took {duration_text(summary['last_wall_time'] - summary['first_wall_time'])}"]
+        if summary["sessions"] > 1:
+            parts.append(count_text(summary["sessions"], "session"))
+        return ", ".join(parts)
+
+    def numbers(self) -> list[tuple[str, str]]:
+        """Label and text of each line of the table."""
+        summary = self.summary
+        if not summary["steps"]:
+            return [("steps", "none recorded yet")]
+        skipped = summary["skipped"]
+        rows = [
+            ("steps", f"{summary['steps']:,}  ({summary['first_step']} to {summary['last_step']})"),
+            ("skipped", f"{skipped['steps']:,}  ({share_text(skipped['steps'], summary['steps'])})"),
+        ]
+        if loss := summary["loss"]:
+            text = f"first {number_text(loss['first'])}   last {number_text(loss['last'])}"
+            if loss["best"] is not None:
+                text += f"   best {number_text(loss['best'])} at step {loss['best_step']}"
+            if loss["nonfinite_steps"]:
+                text += f"   non-finite in {count_text(loss['nonfinite_steps'], 'step')}"
+            rows.append(("loss", text))
+        if scale := summary["loss_scale"]:
+            text = f"start {scale_text(scale['first'])}   last {scale_text(scale['last'])}"
+            if scale["lowest"] < min(scale["first"], scale["last"]):
+                text += f"   lowest {scale_text(scale['lowest'])}"
+            if scale["held"] is not None:
+                text += f"   longest held {scale_text(scale['held'])} ({count_text(scale['held_steps'], 'step')})"
+            rows.append(("loss scale", text))
+        for clip in summary["clipping"]:
+            text = f"max_norm {number_text(clip['max_norm'])}   " if clip["max_norm"] is not None else ""
+            text += f"{share_text(clip['clipped'], clip['known'])} of the steps clipped"
+            rows.append(("clipping", f"{clip['optimizer']}: {text}" if clip["optimizer"] else text))
+        if self.expected is not None and self.ended is None:
+            rows.append(("ahead", self.expected.message))
+        return rows
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "run": self.name,
+            "ended": self.ended,
+            **self.summary,
+            "next_overflow": None if self.expected is None else dataclasses.asdict(self.expected),
+            "problems": self.run.problems,
+            "events": as_records(self.events),
+        }
+
+
+def print_report(report: Report, logdir: str) -> None:
+    print(f"{report.title}  ({report.state()})")
+    for label, text in report.numbers():
+        _print_wrapped(text, f"  {label:<10}  ")
+    _print_causes(report.summary)
+    _print_events(report, logdir)
+    if report.findings:
+        print("\n  Findings")
+        for finding in report.findings:
+            print_finding(finding, "    ")
+    for problem in report.run.problems:
+        _print_wrapped(problem, "  unreadable  ")
+
+
+def _print_causes(summary: Mapping[str, Any]) -> None:
+    causes = summary["skipped"]["causes"]
+    if not causes:
+        return
+    print(f"\n  {'Skips by cause':<20}  {'skips':>7}  {'first':>9}  {'last':>9}")
+    for cause, row in causes.items():
+        print(f"    {cause:<20}{row['skips']:>7,}  {row['first_step']:>9}  {row['last_step']:>9}  {CAUSES[cause]}")
+
+
+def _print_events(report: Report, logdir: str) -> None:
+    groups = group_events(worth_reading(report.events))
+    if not groups:
+        return
+    print("\n  Events worth reading")
+    for group in groups[:EVENTS_SHOWN]:
+        print_event(group.first, "    ")
+        if group.count > 1:
+            print(f"      and {group.count - 1:,} more like it, to step {group.last_step}")
+    if len(groups) > EVENTS_SHOWN:
+        export = shlex.join(["tbnum", "export", logdir, "--run", report.name, "--events"])
+        print(f"    … and {len(groups) - EVENTS_SHOWN:,} more: {export}")
+
+
+def print_event(event: Event, indent: str) -> None:
+    clock = time.strftime("%H:%M:%S", time.localtime(event.wall_time))
+    label = f"{event.kind}, {event.cause}" if event.cause else event.kind
+    print(f"{indent}step {event.step}  {clock}  {_coloured(event.severity)}  {label}")
+    _print_wrapped(event.message, indent + "  ")
+    if event.severity != "info":
+        _print_wrapped(event.remedy, indent + "  ")
+
+
+def print_finding(finding: Finding, indent: str) -> None:
+    print(f"{indent}{_coloured(finding.severity)}  {finding.title}")
+    _print_wrapped(finding.evidence, indent + "  ")
+    _print_wrapped(finding.remedy, indent + "  ")
+
+
+def _print_wrapped(text: str, first: str) -> None:
+    """Prints `text` behind `first`, further lines below its beginning."""
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    further = " " * len(first)
+    if text:
+        print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False))
+
+
+def _coloured(severity: str) -> str:
+    if severity in COLOURS and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        return f"\x1b[{COLOURS[severity]}m{severity}\x1b[0m"
+    return severity
