@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import log, overhead
 from benchmarks.clock import Clock
 from benchmarks.contenders import DEFAULTS, EVERYTHING, Tbnum, Watch
 from benchmarks.report import Report, Row, median, quantile, spread, table
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two that wait for each other take seconds where something else runs beside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def written(path: Path) -> dict[str, list[dict[str, Any]]]:
