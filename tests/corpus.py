@@ -81,8 +81,8 @@ class Loop:
         self.scaler.update(scale)
         self.started = False
 
-    def step(self, *losses: Callable[[], Tensor], planted: str | None = None, extra: float = 0.0) -> bool:
-        """One update from the backward of each loss; whether it was taken. `planted`: the cause, should it be skipped."""
+    def step(self, *losses: Callable[[], Tensor], planted: str | None = None) -> bool:
+        """One update from the backward of each loss; whether it was taken. `planted`: the cause if it is not."""
         step, scale = self.monitor.step, self.scaler.get_scale()
         for loss in losses:
             self.scaler.scale(loss()).backward()
@@ -127,7 +127,7 @@ def case(train: Callable[[Path], list[Skip]]) -> Callable[[Path], list[Skip]]:
 
 @case
 def healthy(logdir: Path) -> list[Skip]:
-    with Loop(logdir, Half(), max_norm=1.0) as loop:
+    with Loop(logdir, Half(), max_norm=0.1) as loop:  # near the usual norm: some steps are clipped, some are not
         for x in batches(120):
             loop.step(_square(loop.model, x))
     return loop.truth

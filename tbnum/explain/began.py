@@ -80,8 +80,10 @@ def _within(names: Sequence[str], bad: Sequence[bool]) -> Began | None:
             continue
         before = [one for block in listed[: mixed[0]] for one in blocks[block]]
         after = [one for block in listed[mixed[0] + 1 :] for one in blocks[block]]
+        block = listed[mixed[0]]
+        if any(_below(name, block) and _block(name).startswith(block + ".") for name in names):
+            return None  # a list of blocks, among which there is no border
         if len(before) > 1 and all(before) and after and not any(after):
-            block = listed[mixed[0]]
             inside = tuple(name for name, one in zip(names, bad, strict=True) if one and _below(name, block))
             text = (
                 f"Everything before {block} is non-finite, nothing after it: the overflow began within {block} "

@@ -19,8 +19,10 @@ from tbnum.explain.thresholds import (
     NORM_ROSE,
     SCHEDULE_DRIFT_INFO,
     SCHEDULE_DRIFT_WARNING,
+    SPIKE_ALONE_DEVIATIONS,
     SPIKE_DEVIATIONS,
     SPIKE_SHARE,
+    SPIKE_STEPS,
     SPIKES_WARNING,
 )
 from tbnum.explain.words import count_text, number_text, share_text
@@ -75,8 +77,11 @@ def _spikes(record: Record) -> list[_Spike]:
     rows = np.flatnonzero(np.isfinite(loss) & ~record.steps.get("skipped", np.zeros(len(loss), bool)))
     values = loss[rows]
     median, deviation = _usual(values)
-    with np.errstate(invalid="ignore"):
-        high = values - median > np.maximum(SPIKE_DEVIATIONS * deviation, SPIKE_SHARE * np.abs(median))
+    above, least = values - median, SPIKE_SHARE * np.abs(median)
+    high = above > np.maximum(SPIKE_DEVIATIONS * deviation, least)
+    count = np.concatenate([[0], np.cumsum(high)])
+    near = count[np.minimum(np.arange(len(values)) + 8, len(values))] - count[:-1]  # of this step and the next 7
+    high &= (above > np.maximum(SPIKE_ALONE_DEVIATIONS * deviation, least)) | (near >= SPIKE_STEPS)
     spikes: list[_Spike] = []
     ends = -1
     for at in np.flatnonzero(high).tolist():

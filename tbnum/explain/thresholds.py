@@ -24,6 +24,8 @@ CLIPPED_ALWAYS = 0.95
 """From this share of clipped steps on, the threshold sets the step size and clips no outliers."""
 
 CLIPPED_NEVER = 0.0001
+"""Down to this share, the threshold guards against something that does not come."""
+
 CLIP_STEPS = 100
 """Fewer steps say nothing about clipping."""
 
@@ -33,9 +35,13 @@ BASELINE = 64
 """Unskipped steps that "usual" is taken from: enough for a median that single batches do not move, few enough to
 follow the fast fall of a loss at the start."""
 
-SPIKE_DEVIATIONS, SPIKE_SHARE = 8.0, 0.25
-"""A loss spike lies this many robust standard deviations above the usual loss, and this share of it. Batch noise of a
-normal kind passes 8 deviations never; the share keeps a loss that hardly varies from having spikes."""
+SPIKE_DEVIATIONS, SPIKE_ALONE_DEVIATIONS, SPIKE_SHARE = 8.0, 16.0, 0.25
+"""A loss spike lies this many robust standard deviations above the usual loss, and this share of it. Noise of a normal
+kind never passes 8, that of small batches (with tails as exp(-|x|)) once in 10,000 steps: so a step alone has to pass
+16, and 8 is enough where `SPIKE_STEPS` of 8 steps do. The share keeps a loss that hardly varies from having spikes."""
+
+SPIKE_STEPS = 3
+"""Of 8 in a row. Three independent passages of 8 deviations within 8 steps do not happen by chance."""
 
 BACK_DEVIATIONS, BACK_SHARE = 3.0, 0.1
 """The loss is back when the median of the next `BASELINE` steps is this near to what it was before."""
@@ -76,6 +82,7 @@ LR_IDLE = 0.1
 """Steps whose learning rate is below this share of the highest are left out of what is too small: a schedule's end."""
 
 NAMES_SHOWN = 3
+"""Of tensors in a sentence. More are counted: a list of 200 names tells nobody anything."""
 
 # -- float16
 
