@@ -391,18 +391,19 @@ def _tail(arguments: argparse.Namespace) -> int:
             print_event(event, "")
         told = {_identity(event) for event in events}
         while True:
-            progress.show(run)
-            if run.totals.ended is not None:
-                progress.end()
-                print(f"the run has {'ended' if run.totals.ended == 'closed' else 'crashed'}")
-                return 0
-            time.sleep(arguments.interval)
+            ended = run.totals.ended  # before the look for events: what was written before the end is told
             if run.refresh():
                 for event in run.events:
                     if _identity(event) not in told:
                         told.add(_identity(event))
                         progress.end()
                         print_event(event, "")
+            progress.show(run)
+            if ended is not None:
+                progress.end()
+                print(f"the run has {'ended' if ended == 'closed' else 'crashed'}")
+                return 0
+            time.sleep(arguments.interval)
     except KeyboardInterrupt:
         progress.end()
         return 0

@@ -140,7 +140,7 @@ def write_steps_jsonl(stream: IO[str], run: Run) -> None:
 
 def write_steps_parquet(stream: IO[bytes], run: Run) -> None:
     """Unknown is null, a measured NaN is NaN. ImportError where pyarrow is not installed."""
-    import pyarrow  # type: ignore[import-not-found]
+    import pyarrow
     from pyarrow import parquet
 
     columns = {}

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import datetime
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +168,96 @@ def test_check_holds_or_fails_by_skip_rate(logdir: Path, capsys: pytest.CaptureF
     assert result["runs"][0]["findings"][0]["rule"] == "max_skip_rate"
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--fail-on", "error"], 0),
+        (["--fail-on", "warning"], 0),  # a single bad batch is an event, and no finding
+        (["--fail-on", "info"], 1),
+        (["--max-severity", "info"], 0),
+        (["--fail-on", "warning", "--max-severity", "info"], 0),  # the same, said twice
+    ],
+)
+def test_check_fails_on_a_severity(logdir: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int):
+    assert run(capsys, "check", logdir, "--run", "good", *options)[0] == code
+
+
+def test_since_leaves_out_what_was_before_and_judges_with_it(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "report", logdir, "--run", "good", "--since", "50", "--json")
+    (part,) = json.loads(out)["runs"]
+    assert (code, part["steps"], part["first_step"], part["skipped"]["steps"]) == (0, 70, 50, 1)
+    assert part["events"][0]["cause"] == "bad_batch" and "held for 60 steps" in part["events"][0]["message"]
+    _, out, _ = run(capsys, "check", logdir, "--run", "good", "--since", "61", "--max-skip-rate", "0")
+    assert out == "ok      good  (59 steps, 0 skipped, 0 %)\n"
+    assert run(capsys, "check", logdir, "--since", "60", "--max-skip-rate", "0")[0] == 1
+    when = datetime.fromtimestamp(START + 100).isoformat()
+    _, out, _ = run(capsys, "report", logdir, "--run", "good", "--since", when)
+    assert "steps       20  (100 to 119)" in out
+
+
+def test_report_as_html_is_one_file_without_script_whose_names_are_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    logdir = tmp_path / "<script>alert(1)</script> & more"
+    recorder = Recorder(logdir)
+    recorder.note('<img src=x onerror="alert(2)">')
+    for step in range(200):
+        recorder.step(NAN if step in (90, 91) else 2.5 - 0.01 * step, overflow=step in (60, 90, 91))
+    recorder.log.close()
+    file = tmp_path / "report.html"
+    assert run(capsys, "report", logdir, "--html", file) == (0, "", "")
+    page = file.read_text(encoding="utf-8")
+    elements = Elements(page)
+    assert elements.unclosed == []
+    assert elements.names >= {"html", "svg", "path", "circle", "title", "table"}
+    assert not elements.names & {"script", "img", "link", "iframe", "object", "foreignobject"}
+    assert not [name for name in elements.attributes if name.startswith("on") or name in ("src", "xlink:href")]
+    assert "http" not in page.replace("http-equiv", "")
+    for text in ("alert(1)", "alert(2)", "forward_nonfinite", "step 60: bad_batch", "the loss was not finite"):
+        assert text in elements.text
+    assert "NaN" not in "".join(elements.paths) and "inf" not in "".join(elements.paths)
+    assert len(page) < 200_000
+
+
+class Elements(HTMLParser):
+    """What a page is made of."""
+
+    VOID = frozenset({"meta", "br", "hr", "img", "link"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.attributes: set[str] = set()
+        self.paths: list[str] = []
+        self.text = ""
+        self.unclosed: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.paths += [value or "" for name, value in attrs if name == "d"]
+        if tag not in self.VOID:
+            self.unclosed.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.unclosed and self.unclosed.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_report_of_many_steps_as_html_stays_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    record(tmp_path / "run", steps=30_000)
+    file = tmp_path / "report.html"
+    assert run(capsys, "report", tmp_path, "--html", file)[0] == 0
+    assert file.stat().st_size < 150_000
+
+
 def test_check_fails_a_run_without_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     Recorder(tmp_path).log.close()
     code, out, _ = run(capsys, "check", tmp_path)
@@ -208,6 +300,31 @@ def test_export_npz_is_bit_for_bit_what_read_gives(logdir: Path, capsys: pytest.
             np.testing.assert_array_equal(exported[name], values, strict=True)
 
 
+def test_export_json_lines_has_a_line_a_step(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "export", logdir, "--run", "sub/bad", "--format", "jsonl")
+    lines = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in out.splitlines()]
+    assert code == 0 and [line["step"] for line in lines] == list(range(120))
+    assert lines[10]["loss"] == 2.4 and "growth_tracker" not in lines[10]
+    assert (lines[100]["loss"], lines[100]["grad_norm"], lines[100]["skipped"]) == ("NaN", "Infinity", True)
+    _, out, _ = run(capsys, "export", logdir, "--run", "good", "--format", "jsonl", "--events")
+    assert [json.loads(line)["kind"] for line in out.splitlines()] == ["skip", "scale_backoff"]
+
+
+def test_export_parquet_tells_unknown_from_nan_or_says_what_it_needs(
+    logdir: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    file = tmp_path / "steps.parquet"
+    code, _, err = run(capsys, "export", logdir, "--run", "sub/bad", "--format", "parquet", "-o", file)
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        assert (code, err) == (2, "tbnum: parquet needs pyarrow: pip install pyarrow\n") and not file.exists()
+        return
+    table = parquet.read_table(file)
+    assert table.column_names == list(COLUMNS) and table.num_rows == 120
+    assert table["growth_tracker"][0].as_py() is None and math.isnan(table["loss"][100].as_py())
+
+
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_export_events_has_causes_and_data(logdir: Path, capsys: pytest.CaptureFixture[str], form: str):
     _, out, _ = run(capsys, "export", logdir, "--run", "good", "--events", "--format", form)
@@ -240,6 +357,11 @@ def garbage(folder: Path) -> Path:
         (["export", "{}/runs", "--run", "a", "-o", "{}/no/such/file"], ["cannot write", "No such file"]),
         (["export", "{}/runs", "--run", "a", "--format", "npz", "--events"], ["csv, json or jsonl"]),
         (["tail", "{}/missing"], ["missing"]),
+        (["report", "{}/newer"], ["format 99", "install a newer tbnum"]),
+        (["check", "{}/runs", "--fail-on", "error", "--max-severity", "info"], ["contradict each other"]),
+        (["check", "{}/runs", "--since", "5"], ["no step since 5", "earlier"]),
+        (["report", "{}/runs", "--since", "1h"], ["no step since 1h"]),
+        (["report", "{}/runs", "--html", "{}/no/such/file"], ["cannot write"]),
     ],
 )
 def test_unusable_input_is_one_line_and_exit_code_2(
@@ -248,6 +370,7 @@ def test_unusable_input_is_one_line_and_exit_code_2(
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     garbage(tmp_path / "garbage")
+    LogWriter(tmp_path / "newer", columns=COLUMNS, meta={**META, "format_version": 99}).close()
     for name in "ab":
         record(tmp_path / "runs" / name, steps=5)
     code, out, err = run(capsys, *[text.format(tmp_path) for text in arguments])
@@ -262,6 +385,10 @@ def test_unusable_input_is_one_line_and_exit_code_2(
         ["check", ".", "--max-skip-rate", "1.5"],
         ["check", ".", "--max-skip-rate", "nan"],
         ["check", ".", "--max-severity", "fatal"],
+        ["check", ".", "--max-skip-rate", "many"],
+        ["check", ".", "--fail-on", "fatal"],
+        ["check", ".", "--since", "yesterday"],
+        ["report", ".", "--json", "--html", "page.html"],
         ["tail", ".", "--interval", "0"],
         ["export", ".", "--format", "xml"],
         [],
@@ -271,7 +398,8 @@ def test_arguments_that_make_no_sense_are_exit_code_2(arguments: list[str], caps
     with pytest.raises(SystemExit) as stop:
         tbnum.cli.main(arguments)
     assert stop.value.code == 2
-    assert "tbnum" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("tbnum") and err.count("\n") == 1 and "--help" in err
 
 
 def test_no_command_loads_torch_or_tensorboards_server(logdir: Path):
@@ -339,6 +467,24 @@ def test_tail_follows_a_live_run_until_it_is_closed(tmp_path: Path):
         process.kill()
     assert rest.endswith("the run has ended\n") and "3 of 12 gradients overflowed" in rest
     assert (process.returncode, err) == (0, "")
+
+
+def test_tail_tells_a_collapse_that_no_event_of_the_log_is(tmp_path: Path):
+    recorder = Recorder(tmp_path)
+    recorder.step()
+    recorder.log.flush()
+    process = subprocess.Popen(command("tail", tmp_path, "--interval", "0.02"), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("step 0")
+        for _ in range(12):
+            recorder.step(loss=NAN, overflow=True)
+        recorder.log.close()
+        out = process.stdout.read()
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert out.count("scale_collapse") == 1 and "2^16 to 2^" in out
 
 
 def test_tail_ends_with_ctrl_c(tmp_path: Path):
