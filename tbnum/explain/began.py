@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 __all__ = ["Began", "began", "forward_order"]
 
@@ -35,7 +36,7 @@ def began(names: Sequence[str], nonfinite: Sequence[bool]) -> Began | None:
 
     O(tensors), and free of any assumption on names but that `blocks.3.mlp.fc1.weight` belongs to `blocks.3.mlp.fc1`.
     """
-    order = forward_order(names)
+    order = forward_order(tuple(names))
     names = [names[at] for at in order]
     bad = [bool(nonfinite[at]) for at in order]
     count = sum(bad)
@@ -108,7 +109,8 @@ def _one_by_one(names: Sequence[str], bad: Sequence[bool]) -> Began:
     return Began("alone", modules, found, 0, text)
 
 
-def forward_order(names: Sequence[str]) -> list[int]:
+@lru_cache(maxsize=16)
+def forward_order(names: tuple[str, ...]) -> tuple[int, ...]:
     """Places of `names` in forward order as far as they tell it.
 
     An optimizer's order is the model's, unless its groups part the parameters (matrices with weight decay first, then
@@ -135,7 +137,7 @@ def forward_order(names: Sequence[str]) -> list[int]:
                 place += 1
                 order.insert(place, block)
     rank = {block: at for at, block in enumerate(order)}
-    return sorted(range(len(names)), key=lambda at: rank[blocks[at]])
+    return tuple(sorted(range(len(names)), key=lambda at: rank[blocks[at]]))
 
 
 _UNNAMED = re.compile(r"(.*\.)?group\d+\.param\d+$")

@@ -102,11 +102,14 @@ def _neighbours(event: Event, failure: Failure, look: CloseLook) -> list[dict[st
     bad = failure.nonfinite
     after = np.flatnonzero(~bad)
     after = after[after > np.flatnonzero(bad)[-1]][:NEIGHBOURS]
-    names = [failure.names[at] for at in after.tolist()]
-    usual = look.usual_norms(event.step, event.optimizer, names)
+    usual = look.usual_norms(event.step, event.optimizer)[after].tolist()
     return [
-        {"name": name, "grad_norm": float(failure.grad_norm[at]), "usual": None if math.isnan(norm) else norm}
-        for name, at, norm in zip(names, after.tolist(), usual.tolist(), strict=True)
+        {
+            "name": failure.names[at],
+            "grad_norm": float(failure.grad_norm[at]),
+            "usual": None if math.isnan(norm) else norm,
+        }
+        for at, norm in zip(after.tolist(), usual, strict=True)
     ]
 
 

@@ -136,6 +136,8 @@ def _updates(record: Record, rows: Rows) -> Iterator[Finding]:
 def _headroom(rows: Rows, before: Rows | None) -> Iterator[Finding]:
     if before is None or len(before.steps) < TENSOR_ROWS_LEAST:
         return
+    if not all((_largest(each) > 0).any() for each in (rows, before)):
+        return
     with np.errstate(invalid="ignore", divide="ignore"):
         late, early = (np.log2(np.nanmedian(_largest(each))) for each in (rows, before))
         scale_late, scale_early = (np.log2(np.median(each.scale)) for each in (rows, before))
