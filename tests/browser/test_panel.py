@@ -135,6 +135,36 @@ def test_a_click_on_an_event_zooms_to_it_marks_it_and_opens_its_card(shared: Ten
     expect(card).to_be_hidden()
 
 
+def test_the_card_of_a_skip_has_its_evidence_and_can_be_copied_as_link_and_as_text(
+    tmp_path: Path, serve: Serve, look: Look
+):
+    training.with_tensors(tmp_path / "tensors")
+    panel = look(serve(tmp_path)).open("tensors").drawn()
+    panel.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    panel.frame.locator(".event-row[data-kind=skip]").click()
+    card = panel.frame.locator(".card")
+    expect(card).to_contain_text("Scale back after100 steps")
+    faults = card.get_by_role("table", name="Not finite, 2 of 31, in order of the backward pass")
+    expect(faults.get_by_role("row").nth(1)).to_have_text("blocks.3.mlp.up.weight125")
+    expect(card.get_by_role("table", name="Finite, computed just before")).to_contain_text("blocks.3.mlp.down.weight")
+    expect(card.locator(".card-values")).to_contain_text("Learning rate")
+    card.get_by_role("button", name="Copy link").click()
+    expect(card.get_by_role("button", name="Copied")).to_be_visible()
+    link = panel.page.evaluate("navigator.clipboard.readText()")
+    assert link.startswith(panel.url) and "p.tbnum.event=250.skip" in link
+    card.get_by_role("button", name="Copy as text").click()
+    panel.wait_until(lambda: "skip at step 250" in panel.page.evaluate("navigator.clipboard.readText()"), "the text")
+    text = panel.page.evaluate("navigator.clipboard.readText()")
+    for part in (
+        "bad batch",
+        "What to do: ",
+        "blocks.3.mlp.up.weight  NaN 12  inf 5",
+        "grad_norm          Infinity",
+        link,
+    ):
+        assert part in text
+
+
 def test_a_click_on_a_mark_selects_it_where_it_is(shared: TensorBoard, look: Look):
     panel = look(shared).open("long").drawn()
     panel.frame.locator(".on-curve .lane-skip").nth(2).click()

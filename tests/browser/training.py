@@ -8,7 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tbnum.formats import BINS, FORMATS, INF, NAN, ZERO
 from tbnum.log.schema import Event, step_columns
+from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
 
 START = 1_750_000_000.0
@@ -94,8 +98,8 @@ class Recording:
             "skipped": overflow,
             "nonfinite_tensors": 31.0 if overflow else 0.0,
             "lr": 3e-4 * min(1.0, (step + 1) / 60),
-            "param_norm": nan,
-            "update_norm": nan,
+            "param_norm": nan if step % 10 else 61.5,
+            "update_norm": nan if step % 10 else 61.5 * 1e-3 * (0.0 if overflow else 1 + norm),
         }
         if overflow:
             facts = {
@@ -113,6 +117,45 @@ class Recording:
                 self.scale, self.since_change = scale * 2, 0
         self.writer.append_step(tuple(row[name] for name in COLUMNS))
         self.step += 1
+
+    def tensors(self, names: tuple[str, ...], *, failed: Sequence[str] = ()) -> None:
+        """Statistics and histograms of tensors at the present step, the whole model's too. `failed` are not finite.
+
+        Gradients are log-normal, smaller from block to block, so that the first flush to zero and none overflows.
+        """
+        rng = np.random.default_rng(self.step)
+        count, elements = len(names), 4096
+        depth = np.linspace(0.0, 1.0, count)
+        centre = -9 - 11 * depth + rng.normal(0, 0.4, count)  # log2 of a usual magnitude
+        magnitudes = np.exp2(rng.normal(centre[:, None], 3.0, (count, elements)))
+        bad = np.isin(np.array(names), list(failed))
+        norm = np.sqrt((magnitudes**2).sum(1))
+        param = 3.0 + 2.0 * np.cos(9 * depth)
+        scaled = magnitudes * self.scale
+        columns: dict[str, np.ndarray] = {
+            "grad_norm": np.where(bad, math.inf, norm),
+            "absmax": magnitudes.max(1),
+            "nan": np.where(bad, 12.0, 0.0),
+            "inf": np.where(bad, 5.0, 0.0),
+            "zero": np.zeros(count),
+            "param_norm": param,
+            "update_norm": np.where(bad, 0.0, 1e-3 * param * (1 + depth)),
+            "loss_scale": np.full(count, self.scale),
+        }
+        for name, each in FORMATS.items():
+            columns[f"underflow/{name}"] = (scaled <= each.flushes_to).mean(1)
+            columns[f"overflow/{name}"] = (scaled >= each.overflows_from).mean(1)
+        reason = "failure" if failed else "interval"
+        self.writer.write_tensors(TensorTable(self.step, names, columns, None, reason))
+        counts = np.zeros((count, BINS))
+        bins = np.clip(np.ceil(np.log2(magnitudes)) + 127, 1, 255).astype(int)
+        for row in range(count):
+            counts[row] = np.bincount(bins[row], minlength=BINS)
+        counts[:, ZERO], counts[bad, INF], counts[bad, NAN] = 7, 5, 12
+        low, high = magnitudes.min(1), magnitudes.max(1)
+        self.writer.write_histogram(HistogramTable(self.step, names, "gradient", counts, low, high))
+        whole = HistogramTable(self.step, ("*",), "gradient", counts.sum(0, keepdims=True), low[:1], high[-1:])
+        self.writer.write_histogram(whole)
 
     def event(self, kind: str, data: dict[str, Any] | None = None) -> None:
         """An event at the present step."""
@@ -153,3 +196,25 @@ def diverging(folder: Path, *, start: float = START) -> None:
     """A run whose loss is NaN once, and from step 300 on for good."""
     with Recording(folder, nan_loss=[120, *range(300, 400)], length=400, start=start) as run:
         run.advance(400)
+
+
+BAD_WITH_TENSORS = 250
+
+
+def tensor_names(blocks: int) -> tuple[str, ...]:
+    parts = ("ln_1.weight", "attn.qkv.weight", "attn.proj.weight", "ln_2.weight", "mlp.up.weight", "mlp.down.weight")
+    return ("wte.weight", *(f"blocks.{block}.{part}" for block in range(blocks) for part in parts), "ln_f.weight")
+
+
+def with_tensors(folder: Path, *, steps: int = 400, blocks: int = 4, start: float = START) -> tuple[str, ...]:
+    """A run with a table of tensors every ten steps, and one at step 250, where two of them failed. Their names."""
+    names = tensor_names(blocks)
+    with Recording(folder, bad=[BAD_WITH_TENSORS], length=steps, growth_interval=100, start=start) as run:
+        run.held_scale = math.inf
+        while run.step < steps:
+            if run.step == BAD_WITH_TENSORS:
+                run.tensors(names, failed=["blocks.3.attn.qkv.weight", "blocks.3.mlp.up.weight"])
+            elif run.step % 10 == 0:
+                run.tensors(names)
+            run.advance()
+    return names

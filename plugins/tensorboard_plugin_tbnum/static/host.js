@@ -98,6 +98,36 @@ export function writePlace(place) {
   }
 }
 
+/** The address that leads to a place from anywhere. @param {Place} place */
+export function addressOf(place) {
+  const { location } = page();
+  return location.href.replace(/#.*$/, "") + formatPlace(location.hash, place);
+}
+
+/** @param {string} text @returns {Promise<boolean>} whether the clipboard has it */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Without https the clipboard is closed; a selection can still be copied.
+    const field = element("textarea", { class: "visually-hidden", readonly: true });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const copied = document.execCommand("copy");
+    field.remove();
+    return copied;
+  }
+}
+
+/** Hands a text or a picture to the browser as a file. @param {Blob} content @param {string} name */
+export function download(content, name) {
+  const href = URL.createObjectURL(content);
+  element("a", { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 10_000);
+}
+
 /** @param {(place: Place) => void} changed called when a person edits the address or goes back */
 export function onPlace(changed) {
   page().addEventListener("hashchange", () => {
@@ -196,6 +226,15 @@ function filled(made, attributes, content) {
     else if (value !== "" && value !== false) made.setAttribute(name, value === true ? "" : String(value));
   }
   made.append(...content.filter((part) => part !== ""));
+  return made;
+}
+
+/** A button that copies, and says for a moment whether it could. @param {string} label @param {string} title @param {() => string} text */
+export function copyButton(label, title, text) {
+  const made = button(label, title, async () => {
+    made.textContent = (await copyText(text())) ? "Copied" : "Not allowed here";
+    setTimeout(() => { made.textContent = label; }, 1600);
+  });
   return made;
 }
 

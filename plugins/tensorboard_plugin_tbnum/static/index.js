@@ -7,10 +7,10 @@
 import { Api, RouteError, Unreachable } from "./api.js";
 import { Charts, TimeAxis, indexOfStep, neededColumns } from "./charts.js";
 import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, statusOf } from "./format.js";
-import { button, element, followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
+import { addressOf, button, element, followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
 import { buildLanes, laneOf, lowerBound } from "./marks.js";
 import {
-  CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventsAt, listedEvents, notBuilt, problemState, runTitle, skipSummary,
+  CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventText, eventsAt, listedEvents, notBuilt, problemState, runTitle, skipSummary,
 } from "./view.js";
 
 /** @import { Series } from "./api.js" */
@@ -142,7 +142,10 @@ class Panel {
 
   runList = new RunList((run) => { this.#openRuns(false); this.chooseRun(run); });
   eventList = new EventList((event) => this.select(event, true));
-  card = new EventCard({ close: () => this.select(null, false), go: (by) => this.#neighbour(by) });
+  card = new EventCard({
+    close: () => this.select(null, false), go: (by) => this.#neighbour(by),
+    link: () => addressOf(this.place), text: () => this.#eventText(), openTensor: () => {},
+  });
   cursorCard = new CursorCard();
   legend = new Legend((id) => this.#toggleLane(id));
 
@@ -489,6 +492,11 @@ class Panel {
     if (!next) return;
     const [from, to] = this.place.zoom ?? this.#extent();
     this.select(next, next.step < from || next.step > to);
+  }
+
+  #eventText() {
+    const { selected, loaded } = this;
+    return selected && loaded ? eventText(loaded.run, selected, this.steps.get(selected.step) ?? null, addressOf(this.place)) : "";
   }
 
   /** @param {string} id */

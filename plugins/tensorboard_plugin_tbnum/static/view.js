@@ -8,7 +8,7 @@ import { eventAt } from "./charts.js";
 import {
   counted, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare, statusOf, words,
 } from "./format.js";
-import { button, element } from "./host.js";
+import { copyButton, element } from "./host.js";
 import { icon, LANES, laneOf } from "./marks.js";
 
 /** @import { Lane, LaneKind, RunRow, RunTable, StepValues, TbnumEvent } from "./types.js" */
@@ -305,7 +305,6 @@ const FACTS = {
   skipped: ["Skipped", (value) => (value ? "yes" : "no")],
   tensors: ["Tensors with a gradient", formatNumber],
   params_nonfinite: ["Parameters finite", (value) => (value ? "no" : "yes")],
-  nonfinite_names: ["Non-finite in", (value) => (Array.isArray(value) ? value.join("\n") : String(value))],
   injected: ["Injected", (value) => (value ? "on purpose" : "no")],
 };
 
@@ -326,13 +325,95 @@ function factTable(rows) {
   return element("dl", "facts", ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
+/** Facts that the card has a place of its own for. */
+const PLACED = new Set(["old_scale", "new_scale", "loss_scale", "evidence", "sentinel", "nonfinite_names", "tensors", "nonfinite_tensors"]);
+
+/**
+ * What an event states and what speaks for it, in the order in which one asks: scale, recovery, loss, the rest.
+ * @param {TbnumEvent} event @returns {[string, string][]}
+ */
+export function eventFacts({ data }) {
+  /** @type {[string, string][]} */
+  const rows = [];
+  const evidence = data.evidence ?? {};
+  const change = scaleChange(data);
+  if (change) rows.push(["Loss scale", change]);
+  else if (data.loss_scale != null) rows.push(fact("loss_scale", data.loss_scale));
+  if (evidence.recovered_after !== undefined) rows.push(["Scale back after", evidence.recovered_after === null ? "not in this log" : counted(evidence.recovered_after, "step")]);
+  if (evidence.held_steps !== undefined) rows.push(["Held before it", counted(evidence.held_steps, "step")]);
+  if (evidence.held_before_growth !== undefined) rows.push(["… at the scale below", counted(evidence.held_before_growth, "step")]);
+  if (evidence.skips_in_row > 1) rows.push(["Skips in a row", formatCount(evidence.skips_in_row)]);
+  if (data.nonfinite_tensors != null) rows.push(["Non-finite tensors", formatNumber(revived(data.nonfinite_tensors)) + (data.tensors ? ` of ${formatNumber(data.tensors)}` : "")]);
+  for (const [name, value] of Object.entries(data)) {
+    if (PLACED.has(name) || value == null || value === "") continue;
+    rows.push(fact(name, value));
+    if (name === "loss" && evidence.recent_loss != null) rows.push(["… recent median", formatNumber(revived(evidence.recent_loss))]);
+  }
+  if (evidence.nonfinite_since != null) rows.push(["Loss not finite since", `step ${formatCount(evidence.nonfinite_since)}`]);
+  if (evidence.largest_finite != null) rows.push(["Largest finite gradient", formatNumber(revived(evidence.largest_finite))]);
+  if (evidence.largest_finite_scaled != null) rows.push(["… times the scale", formatNumber(revived(evidence.largest_finite_scaled))]);
+  if (evidence.norm_ratio != null) rows.push(["Finite gradients", `${formatNumber(Number(Number(evidence.norm_ratio).toPrecision(3)))} × their usual length`]);
+  if (evidence.began?.modules?.length) rows.push(["Began in", evidence.began.modules.join("\n")]);
+  return rows;
+}
+
+/** The sentence that a sentinel's finding makes. @param {Record<string, any> | null | undefined} seen @returns {string} */
+export function sentinelText(seen) {
+  if (!seen) return "";
+  const where = seen.module == null ? "a tensor of no module" : seen.module === "" ? "the model itself" : seen.module;
+  const what = `${seen.what ?? "tensor"} of ${where}`;
+  const shape = Array.isArray(seen.shape) && seen.shape.length ? ` (${seen.shape.join(" × ")}, ${seen.dtype})` : seen.dtype ? ` (${seen.dtype})` : "";
+  const largest = seen.largest == null ? "" : `; the largest that went before it was ${formatNumber(revived(seen.largest))}${seen.limit == null ? "" : `, the limit is ${formatNumber(revived(seen.limit))}`}`;
+  return `Going ${seen.phase ?? "forward"}, the first that was not finite was the ${what}${shape}${largest}.`;
+}
+
+/** The tensors at fault with their counts, where those are known. @param {TbnumEvent} event @returns {{name: string, nan: number | null, inf: number | null}[]} */
+export function tensorsAtFault({ data }) {
+  if (Array.isArray(data.evidence?.nonfinite)) return data.evidence.nonfinite;
+  return Array.isArray(data.nonfinite_names) ? data.nonfinite_names.map((name) => ({ name: String(name), nan: null, inf: null })) : [];
+}
+
+/**
+ * An event and its step's record as text, for a bug report: every value in full.
+ * @param {string} run @param {TbnumEvent} event @param {StepValues | null} step @param {string} address
+ */
+export function eventText(run, event, step, address) {
+  const lines = [`tbnum: ${words(event.kind)} at step ${event.step} of ${runTitle(run)}${event.cause ? ` (${words(event.cause)})` : ""}`];
+  if (event.message) lines.push(event.message);
+  if (event.remedy) lines.push(`What to do: ${event.remedy}`);
+  const seen = sentinelText(event.data.sentinel);
+  if (seen) lines.push(seen);
+  lines.push("", ...eventFacts(event).map(([name, value]) => `${name}: ${value.replaceAll("\n", ", ")}`));
+  const faults = tensorsAtFault(event);
+  if (faults.length) lines.push("", "Tensors at fault:", ...faults.map(({ name, nan, inf }) => `  ${name}${nan === null ? "" : `  NaN ${nan}  inf ${inf}`}`));
+  if (step && step.step === event.step) {
+    const width = Math.max(...Object.keys(step.values).map((name) => name.length));
+    lines.push("", "The step's record:", ...Object.entries(step.values).map(([name, value]) => `  ${name.padEnd(width)}  ${value ?? "unknown"}`));
+  }
+  lines.push("", address);
+  return lines.join("\n");
+}
+
+/** A small table of text. @param {string} caption @param {string[]} heads @param {(string | Node)[][]} rows */
+function smallTable(caption, heads, rows) {
+  return element(
+    "table", "small-table", element("caption", {}, caption),
+    element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
+    element("tbody", {}, ...rows.map(([first, ...others]) => element("tr", {}, element("th", { scope: "row" }, first), ...others.map((cell) => element("td", {}, cell))))),
+  );
+}
+
 /** What is known of the chosen event. */
 export class EventCard {
-  /** @param {{close: () => void, go: (by: 1 | -1) => void}} callbacks */
-  constructor({ close, go }) {
+  /**
+   * @param {{close: () => void, go: (by: 1 | -1) => void, link: () => string, text: () => string, openTensor: (name: string) => void}} callbacks
+   *   `openTensor`: shows a tensor beyond this card
+   */
+  constructor(callbacks) {
     this.element = element("article", { class: "card", hidden: true, tabindex: -1, "aria-label": "Chosen event" });
-    this.close = close;
-    this.go = go;
+    this.callbacks = callbacks;
+    /** Whether the log has tensors, so that a name leads somewhere. */
+    this.hasTensors = false;
     /** @type {TbnumEvent | null} */
     this.event = null;
     this.values = element("div");
@@ -341,48 +422,72 @@ export class EventCard {
   /** @param {TbnumEvent | null} event @param {{index: number, count: number}} place among its kind */
   show(event, { index, count }) {
     this.element.hidden = event === null;
-    if (event === null || (event === this.event && this.element.dataset.place === `${index}/${count}`)) {
+    const drawn = `${index}/${count}/${this.hasTensors}`;
+    if (event === null || (event === this.event && this.element.dataset.place === drawn)) {
       this.event = event;
       return;
     }
     this.event = event;
-    this.element.dataset.place = `${index}/${count}`;
+    this.element.dataset.place = drawn;
     this.element.className = `card severity-${event.severity}`;
+    const { close, go, link, text } = this.callbacks;
     const title = eventTitle(event.kind);
     const where = [
       `Step ${formatCount(event.step)}`,
       event.elapsed == null ? "" : `${formatElapsed(event.elapsed)} after the start`,
       event.optimizer === "optimizer" ? "" : event.optimizer,
     ];
+    /** @type {Node[]} */
     const parts = [
       element(
         "header", "card-head", icon(laneKind(event.kind)), element("h2", {}, title),
         element(
           "div", "card-buttons",
-          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => this.go(-1), index <= 0),
+          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => go(-1), index <= 0),
           element("span", "card-place", `${formatCount(index + 1)} / ${formatCount(count)}`),
-          iconButton("›", `Next ${title.toLowerCase()} (N)`, () => this.go(1), index >= count - 1),
-          iconButton("✕", "Close (Esc)", () => this.close()),
+          iconButton("›", `Next ${title.toLowerCase()} (N)`, () => go(1), index >= count - 1),
+          iconButton("✕", "Close (Esc)", () => close()),
         ),
       ),
       element("p", "card-where", where.filter(Boolean).join(" · ")),
       ...causeChip(event.cause).map((chip) => element("p", "card-cause", chip)),
     ];
     if (event.message) parts.push(element("p", "card-message", event.message));
+    const seen = sentinelText(event.data.sentinel);
+    if (seen) parts.push(element("p", "card-sentinel", seen));
     if (event.remedy) parts.push(element("div", "card-remedy", element("h3", {}, "What to do"), element("p", {}, event.remedy)));
-    const change = scaleChange(event.data);
-    /** @type {[string, string][]} */
-    const rows = change ? [["Loss scale", change]] : [];
-    const told = new Set(change ? ["old_scale", "new_scale", "loss_scale"] : []);
-    for (const [name, value] of Object.entries(event.data)) {
-      if (told.has(name) || value == null || value === "") continue;
-      rows.push(name === "nonfinite_tensors" && event.data.tensors ? ["Non-finite tensors", `${formatNumber(value)} of ${formatNumber(event.data.tensors)}`] : fact(name, value));
-      if (name === "nonfinite_tensors") told.add("tensors");
-    }
+    const rows = eventFacts(event);
     if (rows.length) parts.push(factTable(rows));
+    parts.push(...this.#tensors(event));
     this.values = element("div", "card-values");
-    this.element.replaceChildren(...parts, this.values);
+    const copies = element(
+      "div", "card-copies", copyButton("Copy link", "The address of this event in this view", link),
+      copyButton("Copy as text", "What is known of this step, for a bug report", text),
+    );
+    this.element.replaceChildren(...parts, this.values, copies);
     this.element.scrollTop = 0;
+  }
+
+  /** The tensors at fault, and the finite ones beside them. @param {TbnumEvent} event @returns {Node[]} */
+  #tensors(event) {
+    const name = (/** @type {string} */ text) => (this.hasTensors
+      ? element("button", { class: "link", type: "button", title: `Open ${text}`, onclick: () => this.callbacks.openTensor(text) }, text) : text);
+    const parts = [];
+    const faults = tensorsAtFault(event);
+    const number = event.data.nonfinite_tensors;
+    const more = typeof number === "number" && number > faults.length ? `, ${faults.length} of ${formatCount(number)}` : "";
+    if (faults.length && faults[0].nan === null) parts.push(smallTable(`Not finite${more}`, ["Tensor"], faults.map((fault) => [name(fault.name)])));
+    else if (faults.length) {
+      parts.push(smallTable(`Not finite${more}, in order of the backward pass`, ["Tensor", "NaN", "∞"], faults.map((fault) => [name(fault.name), formatCount(fault.nan), formatCount(fault.inf)])));
+    }
+    const beside = event.data.evidence?.finite_neighbours;
+    if (Array.isArray(beside) && beside.length) {
+      parts.push(smallTable(
+        "Finite, computed just before", ["Tensor", "Norm", "Usually"],
+        beside.map((one) => [name(String(one.name)), ...[one.grad_norm, one.usual].map((value) => formatNumber(typeof value === "number" ? Number(value.toPrecision(4)) : revived(value)))]),
+      ));
+    }
+    return parts;
   }
 
   /** Adds what the step's record has beyond the event's facts. @param {TbnumEvent} event @param {StepValues} step */
@@ -553,17 +658,7 @@ function alerting(box) {
 /** @param {string} code */
 function codeLine(code) {
   const text = element("pre", {}, code);
-  const copy = button("Copy", "", async () => {
-    try {
-      await navigator.clipboard.writeText(code);
-      copy.textContent = "Copied";
-    } catch {
-      getSelection()?.selectAllChildren(text);
-      copy.textContent = "Press Ctrl+C";
-    }
-    setTimeout(() => { copy.textContent = "Copy"; }, 2000);
-  });
-  return element("div", "code-line", text, copy);
+  return element("div", "code-line", text, copyButton("Copy", "", () => code));
 }
 
 /** @param {string} label @param {() => void} changed */

@@ -1,0 +1,51 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { eventFacts, eventText, sentinelText, tensorsAtFault } from "../../plugins/tensorboard_plugin_tbnum/static/view.js";
+
+const SKIP = {
+  step: 450, wall_time: 0, elapsed: 1, kind: "skip", severity: "warning", optimizer: "optimizer", cause: "bad_batch",
+  message: "The step was skipped.", remedy: "Look at the batch.",
+  data: {
+    loss: 10.874784469604492, loss_scale: 262144, new_scale: 65536, grad_norm: Infinity, nonfinite_tensors: 7, tensors: 28,
+    nonfinite_names: ["wte.weight"],
+    evidence: {
+      held_steps: 62, skips_in_row: 1, recovered_after: 80, recent_loss: 2.336, norm_ratio: 35.02,
+      nonfinite: [{ name: "blocks.1.mlp.fc.weight", nan: 0, inf: 6 }], nan: 0, inf: 6,
+    },
+    sentinel: { module: "blocks.1.mlp", phase: "backward", what: "gradient", largest: 61000, limit: 65504, dtype: "float16", shape: [8, 64] },
+  },
+};
+
+test("a skip's facts begin with the scale and when it was back", () => {
+  const rows = eventFacts(SKIP);
+  assert.deepEqual(rows.slice(0, 3), [
+    ["Loss scale", "262,144 (2¹⁸) → 65,536 (2¹⁶)"], ["Scale back after", "80 steps"], ["Held before it", "62 steps"],
+  ]);
+  const facts = Object.fromEntries(rows);
+  assert.equal(facts["… recent median"], "2.336");
+  assert.equal(facts["Non-finite tensors"], "7 of 28");
+  assert.equal(facts["Finite gradients"], "35 × their usual length");
+});
+
+test("tensors at fault are those that were counted, else those that were named", () => {
+  assert.deepEqual(tensorsAtFault(SKIP), [{ name: "blocks.1.mlp.fc.weight", nan: 0, inf: 6 }]);
+  const { evidence, ...data } = SKIP.data;
+  assert.deepEqual(tensorsAtFault({ ...SKIP, data }), [{ name: "wte.weight", nan: null, inf: null }]);
+});
+
+test("a sentinel's finding is a sentence", () => {
+  assert.equal(
+    sentinelText(SKIP.data.sentinel),
+    "Going backward, the first that was not finite was the gradient of blocks.1.mlp (8 × 64, float16); the largest that went before it was 61,000, the limit is 65,504.",
+  );
+  assert.equal(sentinelText(undefined), "");
+});
+
+test("the text for a bug report has every value in full, and the address", () => {
+  const values = { run: "gpt", version: "1", step: 450, values: { loss: 10.874784469604492, max_norm: null, grad_norm: Infinity }, events: [] };
+  const text = eventText("gpt", SKIP, values, "http://host/#tbnum");
+  for (const part of ["skip at step 450 of gpt (bad batch)", "What to do: Look at the batch.", "loss       10.874784469604492", "max_norm   unknown", "grad_norm  Infinity", "blocks.1.mlp.fc.weight  NaN 0  inf 6", "http://host/#tbnum"]) {
+    assert.ok(text.includes(part), part);
+  }
+});
