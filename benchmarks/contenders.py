@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import math
 import os
@@ -11,13 +12,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
 
-__all__ = ["EVERYTHING", "AddHistogram", "AddScalar", "ItemNorms", "Tbnum", "WandbWatch", "Watch"]
+__all__ = [
+    "DEFAULTS",
+    "EVERYTHING",
+    "MAX_NORM",
+    "AddHistogram",
+    "AddScalar",
+    "ItemNorms",
+    "Kind",
+    "Tbnum",
+    "WandbWatch",
+    "Watch",
+    "hold_still",
+]
 
 MAX_NORM = 1.0
 DEFAULTS = {"scalar_interval": 10, "tensor_interval": 50, "histogram_interval": 1000}
@@ -60,7 +72,7 @@ class Tbnum(Watch):
 
     def attach(self, training: Any, folder: Path) -> None:
         # The defaults are left to tbnum: were they changed, it should be seen in the figures.
-        given = {} if self._intervals == DEFAULTS else self._intervals
+        given: dict[str, Any] = {} if self._intervals == DEFAULTS else self._intervals
         self._monitor = tbnum.wrap(training.optimizer, training.scaler, model=training.model, logdir=folder, **given)
         self._log_loss: Callable[[Tensor], None] | None = None
         if training.scaler is None:
@@ -207,9 +219,4 @@ os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_ERROR_REPORTI
 
 def hold_still() -> None:
     """Before a block: what earlier ones left to collect is not this one's."""
-    import gc
-
     gc.collect()
-
-
-assert torch.get_default_dtype() is torch.float32

@@ -161,8 +161,8 @@ def table_of_runs(report: Report, runs: int, folder: Path) -> None:
         seconds.append(time.perf_counter() - start)
         assert len(found) == runs and all(totals.steps == 5000 for totals in found.values())
     most = MOST_TABLE_SECONDS if runs >= 500 else None
-    row = Row("tbnum.read() and the totals of each run", median(seconds), "s", most, spread=spread(seconds))
-    report.add(f"table of {runs} runs", [row])
+    what = "tbnum.read() and the totals of each run"
+    report.add(f"table of {runs} runs", [Row(what, median(seconds), "s", most, spread=spread(seconds))])
 
 
 def tensors_file(report: Report, steps: int, folder: Path) -> None:

@@ -51,6 +51,7 @@ MOST_INSIDE_PERCENT = {"5M": 1.0, "30M": 1.0}
 MOST_PYTHON_US = 400.0
 BUDGET_SHARES = {"0.1M": 0.1, "5M": 0.35, "30M": 0.55}
 BLOCK_SECONDS = 0.5
+UNSTEADY = 0.03  # of a step of the bare loop, half the distance of the quartiles
 
 
 class Training:
@@ -166,7 +167,9 @@ def measure(
         done = 0
         while done < rounds if rounds else done < 3 or time.perf_counter() - started < seconds:
             before = block_of(bare, steps)
-            for watch in order.sample(list(watches), len(watches)):
+            # For peers, which are there for orientation, three rounds are enough.
+            present = [watch for watch in watches if done < 3 or isinstance(watch, Tbnum)]
+            for watch in order.sample(present, len(present)):
                 block = block_of(watch, steps)
                 after = block_of(bare, steps)
                 beside = before.seconds[()] + after.seconds[()]
@@ -184,7 +187,12 @@ def measure(
 
 
 def rows_of(size: str, training: Training, figures: dict[str, Figures], bare_seconds: list[float]) -> list[Row]:
-    rows = [Row("bare loop, a step", median(bare_seconds) * 1e3, "ms", note=f"{len(bare_seconds)} steps")]
+    bare_ms = [seconds * 1e3 for seconds in bare_seconds]
+    unsteadiness = spread(bare_ms)
+    note = f"{len(bare_ms)} steps"
+    if unsteadiness is not None and unsteadiness > UNSTEADY * median(bare_ms):
+        note += "; UNSTEADY: something else runs on this machine, and the ratios tell little"
+    rows = [Row("bare loop, a step", median(bare_ms), "ms", spread=unsteadiness, note=note)]
     default, everything = "tbnum, defaults", "tbnum, everything on"
     targets = {default: MOST.get(size), everything: MOST_EVERYTHING}
     every = ", ".join(f"{name.removesuffix('_interval')} {steps}" for name, steps in EVERYTHING.items())

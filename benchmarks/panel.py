@@ -28,7 +28,7 @@ STATIC = Path(__file__).parents[1] / "plugins" / "tensorboard_plugin_tbnum" / "s
 MOST_COLD_SECONDS = 0.7
 MOST_WARM_SECONDS = 0.3
 MOST_REFINED_MS = 50.0
-LEAST_HOVER_FPS = 60.0
+LEAST_HOVER_FPS = 59.0  # 60 as a display counts them: 59.94
 MOST_SERVER_MB = 250.0
 MOST_IS_ACTIVE_MS = 5.0
 MOST_STATIC_KB = 300.0
@@ -169,7 +169,9 @@ def long_run(report: Report, browser: Browser, folder: Path, *, steps: int, even
     from tests.browser.conftest import TensorBoard
 
     write_long_run(folder / "long", steps, events)
-    cold, warm, before = [], [], []
+    cold: list[float] = []
+    warm: list[float] = []
+    before: list[float] = []
     opened: dict[str, float] = {}
     for _ in range(colds):
         server = TensorBoard(folder)
@@ -185,6 +187,7 @@ def long_run(report: Report, browser: Browser, folder: Path, *, steps: int, even
                     hovered = frame.evaluate(HOVER, 120)
                 page.context.close()
             grown = server_mb(server.process.pid) - idle
+            events_route = _seconds(lambda url=server.url: get(url + "data/plugin/tbnum/events?run=long"), 3)
         finally:
             server.stop()
     long = steps >= 1_000_000
@@ -198,9 +201,10 @@ def long_run(report: Report, browser: Browser, folder: Path, *, steps: int, even
         Row("render() to drawn charts, server warm", median(warm), "s", most[1], spread=spread(warm)),
         Row("zoom or pan to a redrawn frame", median(first), "ms", spread=spread(first)),
         Row("zoom or pan to the refined frame", median(refined), "ms", MOST_REFINED_MS, spread=spread(refined)),
-        Row("hover, frames a second, median", round(median(frames), 1), "", LEAST_HOVER_FPS - 1, at_least=True),
+        Row("hover, frames a second, median", round(median(frames), 1), "", LEAST_HOVER_FPS, at_least=True),
         Row("hover, frames a second, slowest of 20", quantile(frames, 0.05), ""),
         Row("hover, the panel's own code in a frame", median(hovered["handling"]), "ms"),
+        Row("the events alone, warm, a request", median(events_route) * 1e3, "ms"),
         Row("TensorBoard's processes grow by", grown, "MB", MOST_SERVER_MB),
     ]
     report.add(f"run of {steps:,} steps, {len(COLUMNS)} columns, {events:,} events", rows)
@@ -255,7 +259,8 @@ def _is_active_ms(folder: Path) -> list[float]:
 
     plugin = TbnumLoader().load(TBContext(logdir=str(folder), flags=None))
     until = time.perf_counter() + 1.0
-    seconds = []
+    assert plugin is not None
+    seconds: list[float] = []
     while time.perf_counter() < until:
         seconds += _seconds(plugin.is_active, 1)
         time.sleep(0.005)

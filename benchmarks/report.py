@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Report", "Row", "median", "quantile"]
+__all__ = ["Report", "Row", "median", "parser", "quantile", "reset_peak", "resident_mb", "spread", "table"]
 
 
 @dataclass(frozen=True)
