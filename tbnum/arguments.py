@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,7 @@ def described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "class": type(optimizer).__name__,
         "groups": settings,
         "parameters": len(parameters),
+        "dtypes": dict(Counter(str(each.dtype).removeprefix("torch.") for each in parameters)),
         "shapes": hashlib.sha256(shapes.encode()).hexdigest()[:16],
     }
 

@@ -42,6 +42,7 @@ __all__ = ["Recorder"]
 
 MAX_NAMES_IN_META = 1000
 MAX_DRAWN_TENSORS = 512  # of a larger model the dashboards get the whole alone; the record has every tensor
+MAX_LOSSES_TOLD = 64  # micro-batches of a step whose losses go into its event
 FLIGHT_STEPS = 32  # whose per-tensor norms stay in memory, to be written around an event
 
 
@@ -335,6 +336,8 @@ def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[
         "tensors": one.tensors,
         "micro_batches": record.micro_batches,
     }
+    if len(record.losses) > 1:
+        data["losses"] = record.losses[:MAX_LOSSES_TOLD]
     if kind == "skip":
         data["new_scale"] = record.new_scale
     if kind == "nonfinite_step":

@@ -349,6 +349,7 @@ def test_an_inf_in_one_of_four_micro_batches_is_one_step_and_one_skip(tmp_path: 
     assert run.steps["skipped"].tolist() == [False, True, False]
     assert run.steps["loss"] == pytest.approx(losses, rel=1e-6)  # divided by the accumulation: the mean
     assert [(event.kind, event.step) for event in run.events] == [("skip", 1), ("scale_backoff", 1)]
+    assert "micro-batch 2 of 4" in run.events[0].message
 
 
 def test_growth_without_overflow_is_never_a_skip(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tbnum.log import record_file
+from tbnum.log import reader, record_file
 from tbnum.log.reader import Run, Totals, find_runs, read
 from tbnum.log.record_file import RecordTail, decode, encode, frame
 from tbnum.log.schema import (
@@ -171,7 +170,9 @@ def test_arrays_given_out_stay_as_they_are_and_cannot_be_written(tmp_path: Path)
         run.steps["loss"][0] = 1.0
 
 
-def test_polling_a_long_run_takes_time_for_what_is_new(tmp_path: Path) -> None:
+def test_polling_a_long_run_decodes_what_is_new_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = write(tmp_path, range(1), close=False, chunk_steps=10)
     values = row(1)[1:]
     for step in range(1, 50_000):
@@ -180,19 +181,17 @@ def test_polling_a_long_run_takes_time_for_what_is_new(tmp_path: Path) -> None:
             log.flush()
     log.flush()
     run = Run(tmp_path)
-    begin = time.process_time()
     run.refresh()
-    whole = time.process_time() - begin
-    polls = []
+    decoded: list[bytes] = []
+    monkeypatch.setattr(reader, "decode", lambda data: (decoded.append(data), decode(data))[1])
     for step in range(50_000, 50_020):
         log.append_step((step, *values))
         log.flush()
-        begin = time.process_time()
+        decoded.clear()
         assert run.refresh()
-        polls.append(time.process_time() - begin)
+        assert 1 <= len(decoded) <= 3  # the chunk, and now and then a repeated session and schema
     log.close()
     assert len(run.steps["step"]) == 50_020
-    assert sorted(polls)[10] < whole / 3
 
 
 def test_a_column_that_came_later_is_unknown_before(tmp_path: Path) -> None:
@@ -649,20 +648,15 @@ def test_nothing_but_noise_is_no_crash(tmp_path: Path) -> None:
         assert len(run.steps["step"]) == 0
 
 
-# -- speed
+# -- cost
 
 
-def test_totals_of_five_hundred_runs_take_a_fifth_of_a_second(tmp_path: Path) -> None:
+def test_totals_of_five_hundred_runs_load_none_of_them(tmp_path: Path) -> None:
     log = write(tmp_path / "0", range(2000), events=(5,))
     for number in range(1, 500):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / log.path.name).write_bytes(log.path.read_bytes())
-    best = math.inf
-    for _ in range(5):
-        begin = time.process_time()
-        totals = [run.totals for run in read(tmp_path).values()]
-        best = min(best, time.process_time() - begin)
-        assert {each.steps for each in totals} == {2000} and len(totals) == 500
-    print(f"500 runs: {best:.3f} s")
-    assert best < 0.2
+    runs = read(tmp_path)
+    assert len(runs) == 500 and {run.totals.steps for run in runs.values()} == {2000}
+    assert not any(run._loaded for run in runs.values())

@@ -9,6 +9,7 @@ from typing import Any
 
 from tbnum.explain.record import Later
 from tbnum.explain.rules import Collapse, Skip, loss_is_nonfinite
+from tbnum.explain.thresholds import OUTLYING_LOSS
 from tbnum.explain.words import as_float, count_text, number_text, scale_text
 from tbnum.log.schema import Event
 
@@ -67,6 +68,8 @@ def explained_skip(event: Event, skip: Skip, later: Later | None) -> Event:
         "unknown": _unknown,
     }[skip.cause]
     why, remedy = words(event, skip, later)
+    if skip.cause in ("bad_batch", "forward_nonfinite"):
+        why += _which_micro_batch(data)
     parts = [f"{_subject(event)} was skipped: {why}"]
     if not math.isnan(scale) and not math.isnan(new_scale) and scale != new_scale:
         change = f"scale {scale_text(scale)} -> {scale_text(new_scale)}"
@@ -83,6 +86,24 @@ def explained_skip(event: Event, skip: Skip, later: Later | None) -> Event:
         message="; ".join(parts) + ".",
         remedy=remedy,
     )
+
+
+def _which_micro_batch(data: Mapping[str, Any]) -> str:
+    """Of several in a step the one whose loss is not finite, or stands out."""
+    losses = [as_float(loss) for loss in data.get("losses") or []]
+    if len(losses) < 2:
+        return ""
+    broken = [at for at, loss in enumerate(losses) if not math.isfinite(loss)]
+    if not broken:
+        at = max(range(len(losses)), key=losses.__getitem__)
+        others = sorted(losses[:at] + losses[at + 1 :])
+        broken = [at] if losses[at] > OUTLYING_LOSS * max(others[len(others) // 2], 0) else []
+    if not broken:
+        return ""
+    at = broken[0]
+    count = as_float(data.get("micro_batches"))
+    told = f"; the loss of micro-batch {at + 1} of {count:.0f} was {number_text(losses[at])}"
+    return told + (f", and {len(broken) - 1} more were not finite" if len(broken) > 1 else "")
 
 
 def _scale_warmup(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:

@@ -18,6 +18,10 @@ SCHEDULE_DRIFT_INFO, SCHEDULE_DRIFT_WARNING = 0.02, 0.05
 """Share of the steps by which the learning-rate schedule ran ahead of the updates. Many loops count attempts, and at
 one step in a hundred nobody sees it; at one in twenty, a warm-up can end before the optimizer has warmed up."""
 
+OUTLYING_LOSS = 3.0
+"""How many times the median of a step's other losses one micro-batch's loss has to be to be named in a skip. Losses
+of a model's batches seldom differ by a factor of two; a spoiled one does by far more."""
+
 # -- clipping
 
 CLIPPED_ALWAYS = 0.95

@@ -64,6 +64,7 @@ class StepRecord:
     loss_scale: float = UNKNOWN
     growth_tracker: float = UNKNOWN
     new_scale: float | None = None
+    losses: list[float] = field(default_factory=list)  # of each micro-batch, whose sum `loss` is
     optimizers: dict[str, OptimizerRecord] = field(default_factory=dict)
 
     @property
@@ -253,7 +254,8 @@ class Pending:
         if not self._optimizers:
             return None, scales
         record = StepRecord(self.step, self.wall_time, micro_batches=self._micro_batches)
-        record.loss = sum(tree["losses"]) if tree["losses"] else UNKNOWN
+        record.losses = tree["losses"]
+        record.loss = sum(record.losses) if record.losses else UNKNOWN
         record.loss_scale = tree["loss_scale"]
         if update is not None:
             record.growth_tracker, record.new_scale = update["growth_tracker"], update["new"]

@@ -244,6 +244,10 @@ class StepObserver:
             skipped = True
         else:  # a fused kernel may have skipped inside; known here only where found_inf lives on the host
             skipped = any(found_inf for found_inf in one.found_inf if isinstance(found_inf, float))
+        if skipped and one.rows is None and not one.clipped:
+            # On a device the norms did not tell the host. A clip would have turned inf into NaN by now.
+            one.seen = look_at(optimizer)
+            self._look_closely(one, one.before.divisor)
         if skipped:
             one.parameters_nonfinite = _any_nonfinite(parameters_of(optimizer))
 
