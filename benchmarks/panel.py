@@ -8,6 +8,7 @@ The browser renders in software here, so drawing is slower than on a desk.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -127,9 +128,14 @@ def server_mb(pid: int) -> float:
     return resident_mb(pid) + sum(resident_mb(each) for each in others)
 
 
-def get(url: str) -> Any:
+def fetch(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=60) as answer:
-        return json.load(answer)
+        body: bytes = answer.read()
+        return body
+
+
+def get(url: str) -> Any:
+    return json.loads(fetch(url))
 
 
 def until_ready(url: str) -> dict[str, Any]:
@@ -187,7 +193,7 @@ def long_run(report: Report, browser: Browser, folder: Path, *, steps: int, even
                     hovered = frame.evaluate(HOVER, 120)
                 page.context.close()
             grown = server_mb(server.process.pid) - idle
-            events_route = _seconds(lambda url=server.url: get(url + "data/plugin/tbnum/events?run=long"), 3)
+            events_route = _seconds(functools.partial(fetch, server.url + "data/plugin/tbnum/events?run=long"), 3)
         finally:
             server.stop()
     long = steps >= 1_000_000
