@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -70,6 +71,21 @@ def test_every_bucket_is_exactly_what_brute_force_finds(kind):
         for mask in (None, measured):
             found = decimate.reduce(values, buckets, mask)
             np.testing.assert_array_equal(as_table(found), brute_force(steps, values, buckets, mask))
+
+
+@pytest.mark.parametrize("nonfinite", [False, True])
+def test_means_are_of_the_finite_values_and_no_sum_overflows(nonfinite):
+    values = np.random.default_rng(3).normal(size=1000)
+    values[300:340] = 1.5e308
+    if nonfinite:
+        values[::7], values[1::7], values[600:640] = np.nan, np.inf, np.nan
+    buckets = decimate.make_buckets(np.arange(1000), 0, 1000, 40)
+    expected = []
+    for start, stop in zip(buckets.edges[:-1], buckets.edges[1:], strict=True):
+        finite = [Fraction(float(value)) for value in values[start:stop] if np.isfinite(value)]
+        expected.append(float(sum(finite) / len(finite)) if finite else np.nan)
+    np.testing.assert_allclose(decimate.reduce(values, buckets).mean, expected, rtol=1e-9)
+    assert np.isnan(expected).any() == nonfinite
 
 
 def test_buckets_are_whole_aligned_complete_and_within_the_limit():

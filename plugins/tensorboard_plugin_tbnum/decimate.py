@@ -49,6 +49,8 @@ class Reduced:
     """float64: least finite value, NaN if there is none"""
     max: np.ndarray
     """float64: greatest finite value, NaN if there is none"""
+    mean: np.ndarray
+    """float64: mean of the finite values, NaN if there is none"""
     last: np.ndarray
     """float64: last finite value, NaN if there is none"""
     nan: np.ndarray
@@ -114,6 +116,7 @@ def reduce(values: np.ndarray, buckets: Buckets, measured: np.ndarray | None = N
         return Reduced(
             min=np.minimum.reduceat(values, edges[:-1]),
             max=np.maximum.reduceat(values, edges[:-1]),
+            mean=_means(values, edges[:-1], np.diff(edges)),
             last=values[edges[1:] - 1],
             nan=none,
             inf=none,
@@ -125,18 +128,28 @@ def reduce(values: np.ndarray, buckets: Buckets, measured: np.ndarray | None = N
     picked = values[at]
     cuts = np.searchsorted(at, edges)
     filled = cuts[1:] > cuts[:-1]
-    low, high, last = (np.full(len(buckets), np.nan) for _ in range(3))
+    low, high, mean, last = (np.full(len(buckets), np.nan) for _ in range(4))
     if filled.any():
         starts = cuts[:-1][filled]
         low[filled] = np.minimum.reduceat(picked, starts)
         high[filled] = np.maximum.reduceat(picked, starts)
+        mean[filled] = _means(picked, starts, np.diff(cuts)[filled])
         last[filled] = picked[cuts[1:][filled] - 1]
     inf = _count(np.isinf(values), edges)
     if measured is None:
         nan = np.zeros(len(buckets), np.uint32)
     else:
         nan = _count(np.isnan(values) & measured[start:stop], edges)
-    return Reduced(low, high, last, nan, inf, known=np.diff(cuts).astype(np.uint32) + inf)
+    return Reduced(low, high, mean, last, nan, inf, known=np.diff(cuts).astype(np.uint32) + inf)
+
+
+def _means(values: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(B,) means of finite `values`, of which `counts` (B,) >= 1 belong together from each of `starts` (B,) on."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        means = np.asarray(np.add.reduceat(values, starts) / counts)
+        if not np.isfinite(means).all():  # the sum was out of range; what is small does not matter beside it
+            means = np.where(np.isfinite(means), means, np.add.reduceat(values * 2.0**-60, starts) / counts * 2.0**60)
+    return means
 
 
 def _count(mask: np.ndarray, edges: np.ndarray) -> np.ndarray:

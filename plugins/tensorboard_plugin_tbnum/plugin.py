@@ -227,6 +227,7 @@ def series_impl(snapshot: Snapshot, columns: Sequence[str], first: int | None, l
         reduced = decimate.reduce(column, cut, decimate.measured(name, snapshot.steps))
         arrays[f"{name}/min"] = on_wire(reduced.min)
         arrays[f"{name}/max"] = on_wire(reduced.max)
+        arrays[f"{name}/mean"] = decimate.as_float32(reduced.mean)
         arrays[f"{name}/last"] = on_wire(reduced.last)
         arrays[f"{name}/nan"] = reduced.nan
         arrays[f"{name}/inf"] = reduced.inf
