@@ -808,3 +808,36 @@ def test_one_step_is_read_alone_by_optimizer_and_reason(tmp_path: Path) -> None:
         np.testing.assert_array_equal(critic.columns[name], values, name)
     assert list(tensors.at(60, ["zero", "of a newer tbnum"])[0].columns) == ["zero"]
     assert tensors.at(55) == []
+
+
+def test_columns_read_together_are_as_read_one_by_one(tmp_path: Path) -> None:
+    written = [table(step) for step in range(8)] + [table(8, NAMES[:2]), table(9, reason="flight")]
+    write(tmp_path, *written)
+    tensors = Run(tmp_path).tensors
+    steps, names, values = tensors.read_together(["zero"], 2, 9, beside=("grad_norm", "nowhere"), dtype=np.float32)
+    assert steps.tolist() == list(range(2, 9)) and names == NAMES  # the flight has no zeros
+    for column in ("zero", "grad_norm"):
+        assert values[column].dtype == np.float32
+        np.testing.assert_array_equal(values[column], tensors.read(column, 2, 8).values.astype(np.float32))
+    assert np.isnan(values["nowhere"]).all()
+    assert tensors.steps_with(["zero"]).tolist() == list(range(9))
+    with pytest.raises(KeyError, match="no tensor has a 'nowhere'"):
+        tensors.read_together(["nowhere"])
+
+
+def test_a_snapshot_tells_from_which_step_on_it_differs_from_an_earlier_one(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    give(log, *(table(step) for step in range(5)))
+    assert log.flush(60)
+    run = Run(tmp_path)
+    first = run.tensors
+    assert first.changed_from(first) is None
+    give(log, table(5), table(6))
+    assert log.flush(60)
+    run.refresh()
+    second = run.tensors
+    assert second.changed_from(first) == 5
+    log.close()
+    write(tmp_path, table(3, salt=1), first_step=3, steps=range(3, 5))
+    run.refresh()
+    assert run.tensors.changed_from(second) == 3 and run.tensors.changed_from(run.tensors) is None

@@ -17,6 +17,7 @@ float64 where it is out of the range of float32's normal numbers. Neither torch 
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 import zlib
@@ -123,6 +124,13 @@ class Head(NamedTuple):
 
 _HEAD = struct.Struct("<qqIIIIB")
 _COLUMN = struct.Struct("<BI")
+
+
+@functools.cache
+def _lengths(columns: int) -> struct.Struct:
+    return struct.Struct("<" + columns * "BI")
+
+
 _ROOM = MAX_RECORD_BYTES - (64 << 10)  # for the payload, beside what a record adds
 
 _HISTOGRAM_COLUMNS = ("bins", "counts", "low", "high")
@@ -195,10 +203,9 @@ def column_at(payload: bytes, columns: int, at: int, count: int | None = None) -
     `count` is how many values it has to have: the table's rows if None. ValueError where the bytes hold no such column.
     """
     try:
-        begin = _HEAD.size + columns * _COLUMN.size
-        for before in range(at):
-            begin += _COLUMN.unpack_from(payload, _HEAD.size + before * _COLUMN.size)[1]
-        how, length = _COLUMN.unpack_from(payload, _HEAD.size + at * _COLUMN.size)
+        stored = _lengths(at + 1).unpack_from(payload, _HEAD.size)
+        begin = _HEAD.size + columns * _COLUMN.size + sum(stored[1:-2:2])
+        how, length = stored[-2:]
         return _unpacked(how, payload[begin : begin + length], head_of(payload).rows if count is None else count)
     except (struct.error, zlib.error, IndexError) as error:
         raise ValueError(f"not a column of a table: {error}") from None
