@@ -32,6 +32,7 @@ class TensorNorms:
 
     index: Sequence[int]
     norms: Tensor
+    in_order: bool = False  # whether `index` is 0, 1, 2, ...
 
     def total(self) -> Tensor:
         """The 2-norm of all of them together, 0-dim, on the device."""
@@ -54,14 +55,17 @@ def norms_of(tensors: Sequence[Tensor]) -> list[TensorNorms]:
     """
     if not tensors:
         return []
-    if any(tensor.layout is not torch.strided or tensor.is_complex() for tensor in tensors):
-        tensors = [_dense(tensor) for tensor in tensors]
+    if not all(tensor.layout is torch.strided for tensor in tensors):
+        tensors = [_stored(tensor) for tensor in tensors]
     by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
     # torch's own grouping, as its optimizers and its clipping use it: in C++, it costs a tenth of a loop here.
-    for (device, dtype), ([members], index) in _group_tensors_by_device_and_dtype([list(tensors)], True).items():
+    groups = _group_tensors_by_device_and_dtype([list(tensors)], True)
+    for (device, dtype), ([members], index) in groups.items():
         all_index, all_norms = by_device.setdefault(device, ([], []))
         all_index.extend(index)
         all_norms.extend(_norms_of_one_type(cast(list[Tensor], members), device, dtype))
+    if len(groups) == 1:  # of one type, in the order given
+        return [TensorNorms(index, torch.stack(norms), in_order=True) for index, norms in by_device.values()]
     return [TensorNorms(index, _stack(norms)) for index, norms in by_device.values()]
 
 
@@ -73,21 +77,21 @@ def combine(totals: Iterable[float]) -> float:
     return math.hypot(*parts)
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    if tensor.layout is not torch.strided:
-        tensor = tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    return tensor
+def _stored(tensor: Tensor) -> Tensor:
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
 def _norms_of_one_type(members: list[Tensor], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    if dtype.is_complex:
+        members = [torch.view_as_real(tensor.resolve_conj()) for tensor in members]
     wider = torch.float32 if dtype.itemsize < 4 else None
     if device.type != "cpu":
         return list(torch._foreach_norm(members, 2, dtype=wider))
-    small = [tensor for tensor in members if tensor.numel() <= _CHUNK_ABOVE]
-    if len(small) == len(members):  # the common case
+    if max(map(torch.numel, members)) <= _CHUNK_ABOVE:  # the common case
         return list(torch._foreach_norm(members, 2, dtype=wider))
+    small = [tensor for tensor in members if tensor.numel() <= _CHUNK_ABOVE]
     norms = iter(torch._foreach_norm(small, 2, dtype=wider)) if small else iter(())
     return [next(norms) if tensor.numel() <= _CHUNK_ABOVE else _norm_by_rows(tensor, wider) for tensor in members]
 

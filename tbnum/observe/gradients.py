@@ -1,25 +1,20 @@
-"""Small questions about the parameters and gradients of an optimizer, none of which makes the host wait."""
+"""The parameters and gradients of an optimizer, looked at once and on the host alone."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Seen", "gradients_of", "local", "look_at", "parameters_of"]
+__all__ = ["Gradients", "local", "parameters_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """All of them, group by group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Those that there are."""
-    return [gradient for gradient in [parameter.grad for parameter in parameters] if gradient is not None]
 
 
 def local(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -28,25 +23,35 @@ def local(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Gradients as they were when last looked at: a write to one raises its version, a new one is another object."""
+class Gradients:
+    """The gradients of an optimizer as they were at a moment. About 0.15 microseconds a parameter to look at."""
 
-    gradients: list[Tensor]
-    versions: list[int]
+    parameters: int  # how many the optimizer has
+    places: Sequence[int]  # of those that have a gradient
+    tensors: list[Tensor]  # their gradients
+    versions: list[int]  # a write to a gradient raises its version
 
-    def unchanged_in(self, optimizer: torch.optim.Optimizer) -> bool:
-        """About 0.1 microseconds a tensor, on the host alone."""
-        gradients = gradients_of(parameters_of(optimizer))
+    @staticmethod
+    def of(optimizer: torch.optim.Optimizer) -> Gradients:
+        every = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        there = [gradient for gradient in every if gradient is not None]
+        places: Sequence[int] = range(len(every))
+        if len(there) < len(every):
+            places = [place for place, gradient in enumerate(every) if gradient is not None]
+        return Gradients(len(every), places, there, _versions(there))
+
+    def again(self) -> Gradients:
+        """The same gradients, as they are now."""
+        return replace(self, versions=_versions(self.tensors))
+
+    def same_as(self, other: Gradients | None) -> bool:
+        """Whether nobody wrote to a gradient, or put another in its place."""
         return (
-            len(gradients) == len(self.gradients)
-            and all(map(operator.is_, gradients, self.gradients))
-            and _versions(gradients) == self.versions
+            other is not None
+            and len(self.tensors) == len(other.tensors)
+            and all(map(operator.is_, self.tensors, other.tensors))
+            and self.versions == other.versions
         )
-
-
-def look_at(optimizer: torch.optim.Optimizer) -> Seen:
-    gradients = gradients_of(parameters_of(optimizer))
-    return Seen(gradients, _versions(gradients))
 
 
 def _versions(gradients: list[Tensor]) -> list[int]:

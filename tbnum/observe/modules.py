@@ -197,7 +197,7 @@ def _inert() -> Callable[..., None]:
 
 def _capturing() -> bool:
     """Under CUDA-graph capture nothing may be measured: the kernels would run again at every replay of the graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 # -- what both watches do ----------------------------------------------------------------------------------------------

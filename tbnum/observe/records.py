@@ -14,7 +14,7 @@ from torch import Tensor
 from tbnum.measure.histogram import TensorHistograms, histograms_of, total_histograms_of
 from tbnum.measure.norms import TensorNorms, combine
 from tbnum.measure.statistics import STATISTICS, TensorStatistics
-from tbnum.observe.gradients import Seen
+from tbnum.observe.gradients import Gradients
 from tbnum.observe.transfer import Number, Transfer
 
 __all__ = ["OptimizerRecord", "Sighting", "StepRecord"]
@@ -167,7 +167,7 @@ class OpenOptimizer:
 
     def __init__(self) -> None:
         self.stage = Stage.COLLECTING
-        self.places: list[int] = []  # of the parameters that have a gradient, among all of the optimizer's
+        self.places: Sequence[int] = ()  # of the parameters that have a gradient, among all of the optimizer's
         self.parameters = 0  # how many the optimizer has
         self.before = NOTHING  # of the gradients as they were found
         self.rows: Rows | None = None  # likewise, tensor by tensor
@@ -178,7 +178,7 @@ class OpenOptimizer:
         self.uncertain = False  # gradients changed in a way that `coefficients` does not tell
         self.max_norms: set[float] = set()
         self.backwards_before = 0  # of the step, when the gradients were unscaled
-        self.seen: Seen | None = None  # the gradients when they were last looked at
+        self.seen: Gradients | None = None  # the gradients when they were last looked at
         self.found_inf: list[Number] = []
         self.sharded = False  # gradients are DTensors: the norms are those of this rank's part alone
         self.parameters_nonfinite: Number | None = None
@@ -283,8 +283,9 @@ def _landed(one: OpenOptimizer, tree: Mapping[str, Any]) -> OptimizerRecord:
             record.nonfinite_after = sum(after["nonfinite"])
             norms = _spread(one.parameters, one.places, one.after.norms, after["norms"])
         if record.nonfinite_tensors > 0 or record.nonfinite_after > 0:
-            measured = norms[one.places]
-            record.nonfinite_rows = [one.places[int(at)] for at in np.flatnonzero(~np.isfinite(measured))]
+            without = np.isnan(norms)
+            without[list(one.places)] = False
+            record.nonfinite_rows = np.flatnonzero(~np.isfinite(norms) & ~without).tolist()
         _take_rows(record, one, tree["rows"])
         _take_change(record, one, tree["change"])
     if not record.skipped:  # else nothing of this batch reached the optimizer
@@ -321,7 +322,7 @@ def _take_rows(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str, A
 def _take_change(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str, Any] | None) -> None:
     if tree is None or one.change is None:
         return
-    all_places = list(range(one.parameters))
+    all_places = range(one.parameters)
     for source, measured in one.change.norms.items():
         norms = _spread(one.parameters, all_places, measured, tree["norms"][source])
         record.columns[f"{'param' if source == 'parameter' else source}_norm"] = norms
@@ -335,7 +336,7 @@ def _take_histograms(
     record: OptimizerRecord,
     source: str,
     parameters: int,
-    places: list[int],
+    places: Sequence[int],
     histograms: Histograms,
     counts: Mapping[str, Any],
 ) -> None:
@@ -347,8 +348,10 @@ def _take_histograms(
         record.tensor_histograms[source] = spread
 
 
-def _spread(parameters: int, places: list[int], norms: list[TensorNorms], values: list[np.ndarray]) -> np.ndarray:
+def _spread(parameters: int, places: Sequence[int], norms: list[TensorNorms], values: list[np.ndarray]) -> np.ndarray:
     """(P,) norms, NaN for parameters without a gradient."""
+    if len(places) == parameters and len(norms) == 1 and norms[0].in_order:
+        return values[0]
     spread = np.full(parameters, UNKNOWN, np.result_type(*values))
     for each, value in zip(norms, values, strict=True):
         spread[np.asarray(places)[each.index]] = value

@@ -53,7 +53,7 @@ class StepStarts:
         self.last: Moment | None = None
 
     def step_begins(self, scaler: torch.amp.GradScaler | None) -> None:
-        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             self.last, self.open = self.open, Moment.now(scaler, self._devices)
 
 

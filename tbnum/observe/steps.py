@@ -28,7 +28,7 @@ from torch import Tensor
 from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import statistics_of
 from tbnum.observe.caller import users_line, users_stacklevel
-from tbnum.observe.gradients import gradients_of, local, look_at, parameters_of
+from tbnum.observe.gradients import Gradients, local, parameters_of
 from tbnum.observe.records import (
     UNKNOWN,
     Change,
@@ -187,9 +187,9 @@ class StepObserver:
         self._loss_scale = _held_scale(scaler)
         if one.clipped:  # before unscale_: `before` was measured then, under the scale
             one.uncertain = True
-            one.seen = look_at(optimizer)
+            one.seen = Gradients.of(optimizer)
             return
-        self._measure(one, optimizer, 1.0)
+        self._measure(one, Gradients.of(optimizer), 1.0)
 
     @_harmless
     def unscale_refused(self, optimizer: torch.optim.Optimizer) -> None:
@@ -197,7 +197,7 @@ class StepObserver:
         name = self.name_of(optimizer)
         if name is None:
             return
-        gradients = gradients_of(parameters_of(optimizer))
+        gradients = Gradients.of(optimizer).tensors
         half = sum(gradient.dtype == torch.float16 for gradient in gradients)
         if half:
             data = {"where": users_line(), "float16": half, "tensors": len(gradients)}
@@ -217,7 +217,7 @@ class StepObserver:
             self._sight_once("update_missing", {"where": users_line()}, name)
         elif one.stage is Stage.MEASURED and len(self._backwards) > one.backwards_before:
             # Else the later backward was another optimizer's alone.
-            changed = one.seen is None or not one.seen.unchanged_in(optimizer)
+            changed = not Gradients.of(optimizer).same_as(one.seen)
             if changed:
                 self._sight_once("unscale_in_accumulation", {"where": users_line()}, name)
 
@@ -230,7 +230,7 @@ class StepObserver:
         if failed:
             one = self._open.get(name)
             if one is not None and one.stage is not Stage.STEPPED:
-                if not any(parameter.grad is not None for parameter in parameters_of(optimizer)):
+                if not Gradients.of(optimizer).tensors:
                     self._sight_without_gradients(name, optimizer)
                 self._open.pop(name, None)
             return
@@ -246,8 +246,7 @@ class StepObserver:
             skipped = any(found_inf for found_inf in one.found_inf if isinstance(found_inf, float))
         if skipped and one.rows is None and not one.clipped:
             # On a device the norms did not tell the host. A clip would have turned inf into NaN by now.
-            one.seen = look_at(optimizer)
-            self._look_closely(one, one.before.divisor)
+            self._look_closely(one, Gradients.of(optimizer), one.before.divisor)
         if skipped:
             one.parameters_nonfinite = _any_nonfinite(parameters_of(optimizer))
 
@@ -299,10 +298,11 @@ class StepObserver:
         if isinstance(grad_scale, Tensor):  # a fused optimizer that will unscale in its kernel
             divisor = hold(grad_scale)
             self._loss_scale = divisor
+        gradients = Gradients.of(optimizer)
         if one.stage is Stage.COLLECTING:
-            self._measure(one, optimizer, divisor)
-        elif self._must_look_again(one, optimizer):
-            one.after = _measured(gradients_of(parameters_of(optimizer)), divisor)
+            self._measure(one, gradients, divisor)
+        elif self._must_look_again(one, gradients):
+            one.after = _measured(gradients.tensors, divisor)
         if not one.places:
             self._sight_without_gradients(name, optimizer)
         else:
@@ -339,23 +339,25 @@ class StepObserver:
         clipped = set(map(id, parameters))
         touched = {}
         for name, optimizer in self.optimizers().items():
-            its_own = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
-            covered = sum(map(clipped.__contains__, map(id, its_own)))
-            if not covered:
+            its_own = parameters_of(optimizer)
+            if not any(map(clipped.__contains__, map(id, its_own))):
                 continue
+            gradients = Gradients.of(optimizer)
             one = self._open.get(name)
             if one is not None and one.stage is Stage.STEPPED:
                 if self.scaler is not None:
                     continue  # between step() and update() a clip changes nothing that counts
                 self._close(None)
-            touched[name] = covered == len(its_own)
-            self._before_clip(name, optimizer, max_norm)
+            touched[name] = all(id(its_own[place]) in clipped for place in gradients.places)
+            self._before_clip(name, optimizer, gradients, max_norm)
         return touched
 
-    def _before_clip(self, name: str, optimizer: torch.optim.Optimizer, max_norm: float | None) -> None:
+    def _before_clip(
+        self, name: str, optimizer: torch.optim.Optimizer, gradients: Gradients, max_norm: float | None
+    ) -> None:
         one = self._opened(name)
         scaler = self.scaler
-        if one.seen is None or not one.seen.unchanged_in(optimizer):
+        if not gradients.same_as(one.seen):
             divisor: Number = 1.0
             if scaler is not None and not _is_unscaled(scaler, optimizer) and scaler._scale is not None:
                 divisor = hold(scaler._scale)
@@ -363,7 +365,7 @@ class StepObserver:
                 where = {"where": users_line(), "max_norm": max_norm, "loss_scale": _on_host(divisor)}
                 self._sight_once("clip_before_unscale", where, name)
             if one.stage is Stage.COLLECTING or scaler is None:
-                self._measure(one, optimizer, divisor)  # without a scaler a later backward may have added to them
+                self._measure(one, gradients, divisor)  # without a scaler a later backward may have added to them
             else:
                 one.uncertain = True
         one.clipped = True
@@ -381,8 +383,7 @@ class StepObserver:
                 one.uncertain = True
             else:
                 one.coefficients.append(_coefficient(max_norm, hold(total_norm)))
-            optimizer = self._optimizers[name]()
-            one.seen = None if optimizer is None else look_at(optimizer)
+            one.seen = None if one.seen is None else one.seen.again()
 
     # -- closing -----------------------------------------------------------------------------------------------
 
@@ -459,25 +460,21 @@ class StepObserver:
 
     # -- measuring ---------------------------------------------------------------------------------------------
 
-    def _measure(self, one: OpenOptimizer, optimizer: torch.optim.Optimizer, divisor: Number) -> None:
+    def _measure(self, one: OpenOptimizer, gradients: Gradients, divisor: Number) -> None:
         """The norms of the gradients as they are now, before clipping; forgets an earlier measurement."""
-        parameters = parameters_of(optimizer)
-        one.parameters = len(parameters)
-        one.places = [place for place, parameter in enumerate(parameters) if parameter.grad is not None]
-        one.seen = look_at(optimizer)
-        one.sharded = any(hasattr(gradient, "_local_tensor") for gradient in one.seen.gradients)
-        one.before = _measured(one.seen.gradients, divisor)
+        one.parameters, one.places, one.seen = gradients.parameters, gradients.places, gradients
+        one.sharded = any(hasattr(gradient, "_local_tensor") for gradient in gradients.tensors)
+        one.before = _measured(gradients.tensors, divisor)
         one.coefficients, one.max_norms = [], set()
         one.clipped = one.uncertain = False
         one.stage = Stage.MEASURED
         failed = any(isinstance(count, float) and count > 0 for count in one.before.nonfinite)
         if failed or self.next_step % self._tensor_interval == 0:
-            self._look_closely(one, divisor)
+            self._look_closely(one, gradients, divisor)
 
-    def _look_closely(self, one: OpenOptimizer, divisor: Number) -> None:
+    def _look_closely(self, one: OpenOptimizer, seen: Gradients, divisor: Number) -> None:
         """Statistics of each gradient, and their histogram: two more passes."""
-        assert one.seen is not None
-        gradients = local(one.seen.gradients)
+        gradients = local(seen.tensors)
         # What backward made was the gradient times the scale: that is what has to fit into a narrow format.
         known = not (isinstance(self._loss_scale, float) and math.isnan(self._loss_scale))
         scale = self._loss_scale / divisor if known else 1.0
@@ -487,8 +484,8 @@ class StepObserver:
     def _histograms_due(self) -> bool:
         return self.next_step % self._histogram_interval == 0
 
-    def _must_look_again(self, one: OpenOptimizer, optimizer: torch.optim.Optimizer) -> bool:
-        if one.uncertain or one.seen is None or not one.seen.unchanged_in(optimizer):
+    def _must_look_again(self, one: OpenOptimizer, gradients: Gradients) -> bool:
+        if one.uncertain or not gradients.same_as(one.seen):
             one.uncertain = True
             return True
         return one.clipped and self.next_step % self._verify_interval == 0
@@ -609,4 +606,4 @@ def _is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer)
 
 def _capturing() -> bool:
     """Under CUDA-graph capture nothing may be recorded: the kernels would run again at every replay."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

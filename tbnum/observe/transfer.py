@@ -89,7 +89,7 @@ def _tensors_in(node: Any) -> Iterator[Tensor]:
 
 def on_host(tensor: Tensor) -> bool:
     """Whether reading the tensor makes nobody wait."""
-    return tensor.device.type == "cpu"
+    return tensor.is_cpu
 
 
 def copy_to_host(packed: Tensor) -> tuple[Tensor, Arrival | None]:
