@@ -16,7 +16,7 @@ BLOCKS = [textwrap.dedent(code) for code in re.findall(r"^ *```python\n(.*?)^ *`
 
 
 def test_the_example_records_each_of_its_steps_and_the_notebook_reads_them(tmp_path: Path) -> None:
-    example, notebook = BLOCKS
+    example, notebook, tensors = BLOCKS
     torch.manual_seed(0)
     names = {
         "torch": torch,
@@ -27,7 +27,9 @@ def test_the_example_records_each_of_its_steps_and_the_notebook_reads_them(tmp_p
     exec(example.replace('"cuda"', '"cpu"').replace('"runs/gpt"', repr(str(tmp_path / "gpt"))), names)
     names["monitor"].close()
 
-    exec(notebook.replace('"runs"', repr(str(tmp_path))), {"tbnum": tbnum, **names})
+    reading = {"tbnum": tbnum, **names}
+    exec(notebook.replace('"runs"', repr(str(tmp_path))), reading)
+    exec(tensors, reading)
     run = tbnum.read(tmp_path)["gpt"]
     assert run.steps["step"].tolist() == [0, 1, 2, 3, 4]
     assert (run.steps["max_norm"] == 1.0).all()
