@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, Protocol
 
 import numpy as np
 
-from tbnum.explain.summary import step_count
-from tbnum.log.reader import Run
 from tbnum.log.schema import Event
 
 __all__ = [
     "JSON_VERSION",
     "as_records",
+    "events_csv",
+    "events_json",
+    "events_jsonl",
+    "steps_csv",
+    "steps_json",
+    "steps_jsonl",
     "write_events_csv",
     "write_events_json",
     "write_events_jsonl",
@@ -35,7 +40,7 @@ JSON_VERSION = 1
 """Of the JSON that report, check and export write; raised when a key changes its meaning or goes."""
 
 
-def _measured_nan(run: Run, name: str) -> np.ndarray:
+def _measured_nan(run: Exported, name: str) -> np.ndarray:
     """Where a NaN of a column is a measured one: (S,) bool. Everywhere else it means unknown."""
     *prefix, column = name.split("/")
     nan = np.isnan(run.steps[name])
@@ -50,15 +55,38 @@ def _measured_nan(run: Run, name: str) -> np.ndarray:
 ROWS_AT_ONCE = 20_000  # as text in memory at once
 
 
-def write_steps_csv(stream: IO[str], run: Run) -> None:
-    """A row a step. Unknown is empty, a measured NaN is `nan`."""
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(run.steps)
-    nan = {name: _measured_nan(run, name) for name, values in run.steps.items() if values.dtype.kind == "f"}
-    for start in range(0, step_count(run), ROWS_AT_ONCE):
+class Exported(Protocol):
+    """The part of a `Run` that is exported."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def steps(self) -> Mapping[str, np.ndarray]: ...
+    @property
+    def events(self) -> Sequence[Event]: ...
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+
+
+def _count(steps: Mapping[str, np.ndarray]) -> int:
+    return len(steps.get("step", ()))  # a log that holds no step yet has no columns either
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def steps_csv(run: Exported) -> Iterator[str]:
+    """A row a step, in pieces of ROWS_AT_ONCE rows. Unknown is empty, a measured NaN is `nan`."""
+    steps = run.steps
+    yield _csv([steps])
+    nan = {name: _measured_nan(run, name) for name, values in steps.items() if values.dtype.kind == "f"}
+    for start in range(0, _count(steps), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         columns = []
-        for name, values in run.steps.items():
+        for name, values in steps.items():
             part = values[rows]
             if part.dtype.kind == "f":
                 known = ~np.isnan(part) | nan[name][rows]
@@ -67,38 +95,57 @@ def write_steps_csv(stream: IO[str], run: Run) -> None:
                 )
             else:
                 columns.append(part.astype(np.int64).tolist())
-        writer.writerows(zip(*columns, strict=True))
+        yield _csv(zip(*columns, strict=True))
+
+
+def write_steps_csv(stream: IO[str], run: Exported) -> None:
+    stream.writelines(steps_csv(run))
 
 
 EVENT_FIELDS = tuple(field.name for field in dataclasses.fields(Event))
 
 
-def write_events_csv(stream: IO[str], run: Run) -> None:
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(EVENT_FIELDS)
+def events_csv(run: Exported) -> Iterator[str]:
+    yield _csv([EVENT_FIELDS])
     for event in run.events:
         record = {name: getattr(event, name) for name in EVENT_FIELDS}
         record["data"] = json.dumps(plain(event.data), ensure_ascii=False)
-        writer.writerow(record.values())
+        yield _csv([record.values()])
 
 
-def write_steps_json(stream: IO[str], run: Run) -> None:
+def write_events_csv(stream: IO[str], run: Exported) -> None:
+    stream.writelines(events_csv(run))
+
+
+def steps_json(run: Exported) -> Iterator[str]:
     """Column by column. Unknown is null, a measured NaN the string "NaN"."""
+    steps = run.steps
     head = json.dumps(plain({"version": JSON_VERSION, "run": run.name, "meta": run.meta}), ensure_ascii=False)
-    stream.write(head[:-1] + ', "columns": {')
-    for index, (name, values) in enumerate(run.steps.items()):
-        listed: list[Any] = values.tolist()
-        if values.dtype.kind == "f":
-            for row in np.flatnonzero(~np.isfinite(values)).tolist():
-                listed[row] = plain(listed[row])
-            for row in np.flatnonzero(np.isnan(values) & ~_measured_nan(run, name)).tolist():
-                listed[row] = None
-        stream.write(f"{', ' if index else ''}{json.dumps(name)}: {json.dumps(listed, allow_nan=False)}")
-    stream.write("}}\n")
+    yield head[:-1] + ', "columns": {'
+    for index, (name, values) in enumerate(steps.items()):
+        unknown = np.isnan(values) & ~_measured_nan(run, name) if values.dtype.kind == "f" else None
+        yield f"{', ' if index else ''}{json.dumps(name)}: ["
+        for start in range(0, len(values), ROWS_AT_ONCE):
+            part = values[start : start + ROWS_AT_ONCE]
+            listed: list[Any] = part.tolist()
+            if unknown is not None:
+                for row in np.flatnonzero(~np.isfinite(part)).tolist():
+                    listed[row] = None if unknown[start + row] else plain(listed[row])
+            yield (", " if start else "") + json.dumps(listed, allow_nan=False)[1:-1]
+        yield "]"
+    yield "}}\n"
 
 
-def write_events_json(stream: IO[str], run: Run) -> None:
-    write_json(stream, {"version": JSON_VERSION, "run": run.name, "events": as_records(run.events)})
+def write_steps_json(stream: IO[str], run: Exported) -> None:
+    stream.writelines(steps_json(run))
+
+
+def events_json(run: Exported) -> Iterator[str]:
+    yield json_line({"version": JSON_VERSION, "run": run.name, "events": as_records(run.events)})
+
+
+def write_events_json(stream: IO[str], run: Exported) -> None:
+    stream.writelines(events_json(run))
 
 
 def as_records(events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -107,7 +154,11 @@ def as_records(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 def write_json(stream: IO[str], value: Any) -> None:
     """Strict JSON: non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""
-    stream.write(json.dumps(plain(value), ensure_ascii=False, allow_nan=False) + "\n")
+    stream.write(json_line(value))
+
+
+def json_line(value: Any) -> str:
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:
@@ -120,25 +171,32 @@ def plain(value: Any) -> Any:
     return value
 
 
-def write_events_jsonl(stream: IO[str], run: Run) -> None:
-    for record in as_records(run.events):
-        write_json(stream, record)
+def events_jsonl(run: Exported) -> Iterator[str]:
+    yield from map(json_line, as_records(run.events))
 
 
-def write_steps_jsonl(stream: IO[str], run: Run) -> None:
+def write_events_jsonl(stream: IO[str], run: Exported) -> None:
+    stream.writelines(events_jsonl(run))
+
+
+def steps_jsonl(run: Exported) -> Iterator[str]:
     """A line a step. What is unknown at a step is left out; a measured NaN is the string "NaN"."""
     columns = run.steps
     nan = {name: _measured_nan(run, name) for name, values in columns.items() if values.dtype.kind == "f"}
-    for start in range(0, step_count(run), ROWS_AT_ONCE):
+    for start in range(0, _count(columns), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         listed = {name: values[rows].tolist() for name, values in columns.items()}
         known = {name: (~np.isnan(columns[name][rows]) | measured[rows]).tolist() for name, measured in nan.items()}
         for at in range(len(listed["step"])):
             row = {name: plain(values[at]) for name, values in listed.items() if name not in known or known[name][at]}
-            stream.write(json.dumps(row) + "\n")
+            yield json.dumps(row) + "\n"
 
 
-def write_steps_parquet(stream: IO[bytes], run: Run) -> None:
+def write_steps_jsonl(stream: IO[str], run: Exported) -> None:
+    stream.writelines(steps_jsonl(run))
+
+
+def write_steps_parquet(stream: IO[bytes], run: Exported) -> None:
     """Unknown is null, a measured NaN is NaN. ImportError where pyarrow is not installed."""
     import pyarrow
     from pyarrow import parquet

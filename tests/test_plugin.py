@@ -195,13 +195,14 @@ def test_runs_has_a_row_for_each_run(panel, tmp_path):
             "last_wall_time": START + 9.9,
             "sessions": 1,
             "ended": "closed",
-            "optimizers": None,
+            "optimizers": ["optimizer"],
             "problems": None,
+            "findings": None,
         }
     ]
-    panel.json("run", run=RUN)
+    found = panel.json("findings", run=RUN)["findings"]
     (row,) = panel.json("runs")["runs"]
-    assert row["optimizers"] == ["optimizer"] and row["problems"] == 0
+    assert row["problems"] == 0 and row["findings"] == len(found) > 0
 
 
 def test_runs_has_null_for_what_is_not_known(panel, tmp_path):

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
-from tbnum.explain import explain_run
+from tbnum import export
+from tbnum.explain import Finding, explain_run, findings
 from tbnum.log.reader import Totals
-from tbnum.log.schema import PLUGIN_NAME, Event, lr_columns
-from tensorboard_plugin_tbnum import decimate
+from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL, Event, lr_columns
+from tensorboard_plugin_tbnum import decimate, tables
 from tensorboard_plugin_tbnum.runs import Listing, Row, RunTable, Snapshot, UnknownRun, roots
+from tensorboard_plugin_tbnum.tables import NotFound
 
 __all__ = [
     "Malformed",
@@ -57,16 +59,29 @@ MIMETYPES = {
 
 DEFAULT_BUCKETS = 2048
 MAX_BUCKETS = 1 << 20
+MAX_FINDING_STEPS = 100
+
+NO_SETTINGS = {
+    *("session", "file", "start_time", "end_time", "ended", "closed", "first_step", "format_version", "dropped"),
+    *("ranks", "rank", "parameters", "names"),
+}
+"""What a session tells of itself that is no setting, or too long to compare."""
+
+EXPORT_TYPES = {"csv": "text/csv", "json": "application/json", "jsonl": "application/x-ndjson"}
+EXPORTS: Mapping[tuple[str, str], Callable[[Snapshot], Iterator[str]]] = {
+    ("steps", "csv"): export.steps_csv,
+    ("steps", "json"): export.steps_json,
+    ("steps", "jsonl"): export.steps_jsonl,
+    ("events", "csv"): export.events_csv,
+    ("events", "json"): export.events_json,
+    ("events", "jsonl"): export.events_jsonl,
+}
 
 Route = Callable[[wrappers.Request], wrappers.Response]
 
 
 class Malformed(ValueError):
     """A parameter is missing or is not what it should be: 400."""
-
-
-class NotFound(LookupError):
-    """There is no such column, step or file: 404."""
 
 
 class TbnumPlugin(base_plugin.TBPlugin):
@@ -78,6 +93,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
         self._runs = RunTable(
             roots(context.logdir, getattr(context.flags, "logdir_spec", None)),
             explain=explain_run,
+            find=findings,
         )
 
     def get_plugin_apps(self) -> dict[str, Any]:
@@ -90,6 +106,14 @@ class TbnumPlugin(base_plugin.TBPlugin):
             "/nonfinite": self._serve_nonfinite,
             "/events": self._serve_events,
             "/step": self._serve_step,
+            "/tensors": self._serve_tensors,
+            "/heatmap": self._serve_heatmap,
+            "/tensor": self._serve_tensor,
+            "/histogram": self._serve_histogram,
+            "/ridge": self._serve_ridge,
+            "/findings": self._serve_findings,
+            "/settings": self._serve_settings,
+            "/export": self._serve_export,
             "/static/*": self._serve_static,
         }
         return {path: _application(route) for path, route in routes.items()}
@@ -116,11 +140,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
         if not columns:
             raise Malformed("columns is missing; give names with commas between them, as in columns=loss,grad_norm")
         first, last = _interval(request)
-        buckets = _integer(request, "buckets")
-        if buckets is None:
-            buckets = DEFAULT_BUCKETS
-        if not 1 <= buckets <= MAX_BUCKETS:
-            raise Malformed(f"buckets={buckets} is not between 1 and {MAX_BUCKETS}")
+        buckets = _count(request, "buckets", DEFAULT_BUCKETS, MAX_BUCKETS)
         snapshot = self._snapshot(request)
         return _answer(
             request,
@@ -158,6 +178,99 @@ class TbnumPlugin(base_plugin.TBPlugin):
             lambda: _to_json(step_impl(snapshot, step)),
         )
 
+    def _serve_tensors(self, request: wrappers.Request) -> wrappers.Response:
+        snapshot = self._snapshot(request, tensors=True)
+        return _answer(
+            request,
+            "application/json",
+            _etag(snapshot.version, "tensors"),
+            lambda: _to_json(tables.tensors_impl(snapshot)),
+        )
+
+    def _serve_heatmap(self, request: wrappers.Request) -> wrappers.Response:
+        column, depth = _text(request, "column"), _integer(request, "depth", least=1)
+        names = _texts(request, many="names", one="name")
+        if names and depth is not None:
+            raise Malformed("names and depth cannot be combined: modules or tensors, one of both")
+        first, last = _interval(request)
+        buckets = _count(request, "buckets", tables.DEFAULT_BUCKETS, tables.MAX_BUCKETS)
+        rows = _count(request, "rows", tables.DEFAULT_ROWS, tables.MAX_ROWS)
+        if buckets * rows > tables.MAX_CELLS:
+            raise Malformed(f"buckets={buckets} times rows={rows} is more than {tables.MAX_CELLS} cells")
+        snapshot = self._snapshot(request, tensors=True)
+        return _answer(
+            request,
+            "application/octet-stream",
+            _etag(snapshot.version, "heatmap", column, names, depth, first, last, buckets, rows),
+            lambda: pack(*tables.heatmap_impl(snapshot, column, first, last, buckets, names, depth, rows)),
+        )
+
+    def _serve_tensor(self, request: wrappers.Request) -> wrappers.Response:
+        name, columns = _text(request, "name"), _texts(request, many="columns", one="column")
+        if not columns:
+            raise Malformed("columns is missing; give names with commas between them, as in columns=grad_norm,absmax")
+        depth = _integer(request, "depth", least=1)
+        first, last = _interval(request)
+        snapshot = self._snapshot(request, tensors=True)
+        return _answer(
+            request,
+            "application/octet-stream",
+            _etag(snapshot.version, "tensor", name, columns, depth, first, last),
+            lambda: pack(*tables.tensor_impl(snapshot, name, columns, first, last, depth)),
+        )
+
+    def _serve_histogram(self, request: wrappers.Request) -> wrappers.Response:
+        source, name = request.args.get("source", "gradient"), request.args.get("name", WHOLE_MODEL)
+        step = _integer(request, "step")
+        snapshot = self._snapshot(request, tensors=True)
+        return _answer(
+            request,
+            "application/json",
+            _etag(snapshot.version, "histogram", source, name, step),
+            lambda: _to_json(_plain(tables.histogram_impl(snapshot, source, name, step))),
+        )
+
+    def _serve_ridge(self, request: wrappers.Request) -> wrappers.Response:
+        source, name = request.args.get("source", "gradient"), request.args.get("name", WHOLE_MODEL)
+        first, last = _interval(request)
+        rows = _count(request, "rows", tables.DEFAULT_RIDGE_ROWS, tables.MAX_RIDGE_ROWS)
+        snapshot = self._snapshot(request, tensors=True)
+        return _answer(
+            request,
+            "application/octet-stream",
+            _etag(snapshot.version, "ridge", source, name, first, last, rows),
+            lambda: pack(*tables.ridge_impl(snapshot, source, name, first, last, rows)),
+        )
+
+    def _serve_findings(self, request: wrappers.Request) -> wrappers.Response:
+        snapshot = self._snapshot(request, findings=True)
+        return _answer(
+            request, "application/json", _etag(snapshot.version, "findings"), lambda: _to_json(findings_impl(snapshot))
+        )
+
+    def _serve_settings(self, request: wrappers.Request) -> wrappers.Response:
+        snapshot = self._snapshot(request)
+        return _answer(
+            request, "application/json", _etag(snapshot.version, "settings"), lambda: _to_json(settings_impl(snapshot))
+        )
+
+    def _serve_export(self, request: wrappers.Request) -> wrappers.Response:
+        what, form = request.args.get("what", "steps"), request.args.get("format", "csv")
+        if (what, form) not in EXPORTS:
+            known = ", ".join(f"what={what}&format={form}" for what, form in EXPORTS)
+            raise Malformed(f"what={what[:40]!r} and format={form[:40]!r} are not among {known}")
+        snapshot = self._snapshot(request, events=what == "events")
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", snapshot.run).strip("._") or "run"
+        return wrappers.Response(
+            (piece.encode("utf-8", "surrogatepass") for piece in EXPORTS[what, form](snapshot)),
+            mimetype=EXPORT_TYPES[form],
+            headers=[
+                ("Content-Disposition", f'attachment; filename="{name}.{what}.{form}"'),
+                ("Cache-Control", "no-store"),
+                ("X-Content-Type-Options", "nosniff"),
+            ],
+        )
+
     def _serve_static(self, request: wrappers.Request) -> wrappers.Response:
         name = request.path.partition("/static/")[2]
         file = static_files().get(name)
@@ -166,8 +279,10 @@ class TbnumPlugin(base_plugin.TBPlugin):
         body = file.read_bytes()
         return _answer(request, MIMETYPES[file.suffix], _etag(body), lambda: body)
 
-    def _snapshot(self, request: wrappers.Request, *, events: bool = False) -> Snapshot:
-        return self._runs.snapshot(_text(request, "run"), events=events)
+    def _snapshot(
+        self, request: wrappers.Request, *, events: bool = False, findings: bool = False, tensors: bool = False
+    ) -> Snapshot:
+        return self._runs.snapshot(_text(request, "run"), events=events, findings=findings, tensors=tensors)
 
 
 # What the routes compute.
@@ -190,6 +305,7 @@ def _table_row(row: Row) -> dict[str, Any]:
         **{name: _known(value) for name, value in totals.items()},
         "optimizers": None if row.optimizers is None else list(row.optimizers),
         "problems": row.problems,
+        "findings": row.findings,
     }
 
 
@@ -285,6 +401,32 @@ def step_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:
     }
 
 
+def findings_impl(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "version": snapshot.version,
+        "findings": [
+            {**dataclasses.asdict(finding), "steps": _steps_of(finding, snapshot.events)}
+            for finding in snapshot.findings
+        ],
+    }
+
+
+def _steps_of(finding: Finding, events: Sequence[Event]) -> list[int]:
+    """Where to look for what a finding tells: steps of events of its kind or cause, the first MAX_FINDING_STEPS."""
+    rules = {"skip_rate": "skip"}.get(finding.rule, finding.rule)
+    steps = [event.step for event in events if rules in (event.kind, event.cause)]
+    return list(dict.fromkeys(steps))[:MAX_FINDING_STEPS]
+
+
+def settings_impl(snapshot: Snapshot) -> dict[str, Any]:
+    """What the newest session told of itself, for comparing runs."""
+    meta = snapshot.meta
+    told = {key: value for key, value in meta.items() if key not in NO_SETTINGS}
+    settings = {key: told.pop(key, None) for key in ("scaler", "optimizers", "versions", "seed", "config")}
+    settings["sessions"] = len(meta.get("sessions") or ())
+    return {"run": snapshot.run, "version": snapshot.version, "settings": _plain({**settings, **told})}
+
+
 def pack(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
     """`header` and `arrays` (float64, float32 or uint32) in the binary layout of `http_api.md`."""
     entries: list[dict[str, Any]] = []
@@ -293,7 +435,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
     for name, array in arrays.items():
         data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         data += bytes(-len(data) % 8)
-        entries.append({"name": name, "dtype": array.dtype.name, "length": len(array), "offset": offset})
+        entries.append({"name": name, "dtype": array.dtype.name, "length": array.size, "offset": offset})
         parts.append(data)
         offset += len(data)
     text = _to_json({**header, "arrays": entries})
@@ -404,14 +546,25 @@ def _texts(request: wrappers.Request, *, many: str, one: str) -> list[str]:
     return list(dict.fromkeys(names + request.args.getlist(one)))
 
 
-def _integer(request: wrappers.Request, name: str) -> int | None:
+def _integer(request: wrappers.Request, name: str, *, least: int | None = None) -> int | None:
     value = request.args.get(name)
     if value is None:
         return None
     # Not int() alone, which takes "1_000", " 7" and other scripts' digits. 18 digits fit into an int64.
     if not re.fullmatch(r"-?[0-9]{1,18}", value, re.ASCII):
         raise Malformed(f"{name}={value[:40]!r} is not a whole number")
+    if least is not None and int(value) < least:
+        raise Malformed(f"{name}={value} is less than {least}")
     return int(value)
+
+
+def _count(request: wrappers.Request, name: str, default: int, most: int) -> int:
+    value = _integer(request, name)
+    if value is None:
+        return default
+    if not 1 <= value <= most:
+        raise Malformed(f"{name}={value} is not between 1 and {most}")
+    return value
 
 
 def _interval(request: wrappers.Request) -> tuple[int | None, int | None]:

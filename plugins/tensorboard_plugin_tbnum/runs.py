@@ -14,14 +14,17 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tbnum.log.reader import Explain, Run, Totals, find_runs
+from tbnum.explain.finding import Finding
+from tbnum.log.reader import Explain, Run, Totals, find_runs, session_metas
 from tbnum.log.schema import Event
+from tbnum.log.tensors_reader import Histograms, Tensors
+from tensorboard_plugin_tbnum.cells import CellCache
 
 __all__ = ["Listing", "Root", "Row", "RunTable", "Snapshot", "UnknownRun", "roots"]
 
@@ -39,6 +42,9 @@ BUDGET_BYTES = 400 << 20
 """Steps and events kept in memory, all runs together."""
 EVENT_BYTES = 2_000
 """What an event takes in memory, with its explanation. Roughly."""
+
+Find = Callable[[Run, Sequence[Event]], Sequence[Finding]]
+"""The findings of a run with its explained events."""
 
 _URL = re.compile(r"[a-zA-Z][0-9a-zA-Z.+-]*://")
 
@@ -62,9 +68,11 @@ class Row:
     run: str
     totals: Totals | None = None
     optimizers: tuple[str, ...] | None = None
-    """None until the run was asked for: only its records tell."""
+    """From the head of its files; None until they were looked at."""
     problems: int | None = None
-    """As `optimizers`."""
+    """None until the run was asked for: only its records tell."""
+    findings: int | None = None
+    """None until its findings were asked for."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,18 @@ class Snapshot:
     problems: Sequence[str]
     events: Sequence[Event]
     """Explained. Empty unless asked for."""
+    findings: Sequence[Finding] = ()
+    """Empty unless asked for."""
+    tensors: Tensors | None = None
+    """None unless asked for."""
+    histograms: Histograms | None = None
+    """As `tensors`."""
+    cells: CellCache = field(default_factory=CellCache)
+    """What is kept in memory of `tensors`."""
+
+    @property
+    def name(self) -> str:
+        return self.run
 
 
 def roots(logdir: str | None, logdir_spec: str | None = None) -> list[Root]:
@@ -123,11 +143,17 @@ class RunTable:
     """
 
     def __init__(
-        self, where: Sequence[Root], *, explain: Explain | None = None, budget_bytes: int = BUDGET_BYTES
+        self,
+        where: Sequence[Root],
+        *,
+        explain: Explain | None = None,
+        find: Find | None = None,
+        budget_bytes: int = BUDGET_BYTES,
     ) -> None:
         self.logdir = ", ".join(root.folder for root in where)
         self._roots = tuple(where)
         self._explain = explain
+        self._find_all = find
         self._budget_bytes = budget_bytes
         # Versions of this process differ from those of one before, whose answers a browser may still hold.
         self._salt = secrets.token_hex(4)
@@ -159,8 +185,8 @@ class RunTable:
             rows = [self._entries[name].row() for name in sorted(self._entries)]
             return Listing(self._ready.is_set(), self.logdir, rows, dict(self._errors))
 
-    def snapshot(self, name: str, *, events: bool = False) -> Snapshot:
-        """The run as it is on disk, or was at most a second ago; with its events if asked for.
+    def snapshot(self, name: str, *, events: bool = False, findings: bool = False, tensors: bool = False) -> Snapshot:
+        """The run as it is on disk, or was at most a second ago; with its events and more if asked for.
 
         Waits only for who else reads the same run (and, before the first scan is through, a little for that).
         UnknownRun where there is none of that name.
@@ -168,6 +194,7 @@ class RunTable:
         entry = self._find(name)
         with entry.lock:
             run = self._opened(entry)
+            tables, histograms = (run.tensors, run.histograms) if tensors else (None, None)
             meta, problems = run.meta, list(run.problems)
             if not meta["sessions"]:
                 self._forget(entry)
@@ -176,7 +203,7 @@ class RunTable:
             count = len(steps.get("step", ()))
             steps = {"step": np.empty(0, np.int64), "wall_time": np.full(count, np.nan), **steps}
             found: Sequence[Event] = ()
-            if events:
+            if events or findings:
                 try:
                     found = run.events
                 except Exception as error:
@@ -184,12 +211,34 @@ class RunTable:
                     logger.exception("tbnum: the events of run %r could not be explained", name)
                     problems.append(f"the events could not be explained ({type(error).__name__}: {error})")
                     found = run.raw_events
-            entry.optimizers, entry.problems = tuple(meta.get("optimizers") or ()), len(problems)
+            told: Sequence[Finding] = ()
+            if findings and self._find_all is not None:
+                told = self._findings_of(entry, run, found)
+            entry.optimizers, entry.problems = _optimizers([meta]), len(problems)
             entry.bytes = sum(values.nbytes for values in steps.values()) + EVENT_BYTES * len(run.raw_events)
+            entry.bytes += entry.cells.nbytes
             entry.used = time.monotonic()
-            snapshot = Snapshot(name, f"{entry.serial}.{run.version}", steps, meta, problems, found)
+            version = f"{entry.serial}.{run.version}"
+            snapshot = Snapshot(name, version, steps, meta, problems, found, told, tables, histograms, entry.cells)
         self._evict(keep=entry)
         return snapshot
+
+    def _findings_of(self, entry: _Entry, run: Run, events: Sequence[Event]) -> Sequence[Finding]:
+        """Found once for each change of the run. Called under the entry's lock."""
+        assert self._find_all is not None
+        if entry.found is None or entry.found[0] != run.version:
+            try:
+                entry.found = run.version, tuple(self._find_all(run, events))
+            except Exception as error:
+                # As with the events: what a rule stumbles over is told, and hides nothing else.
+                logger.exception("tbnum: the findings of run %r failed", run.name)
+                reason = f"{type(error).__name__}: {error}"
+                entry.found = (
+                    run.version,
+                    (Finding("findings_failed", "warning", "The findings of this run failed", reason, ""),),
+                )
+        entry.findings = len(entry.found[1])
+        return entry.found[1]
 
     def scan(self) -> None:
         """Looks through the folders once. Some 150 us a run."""
@@ -209,6 +258,8 @@ class RunTable:
         for entry in entries:
             try:
                 entry.totals = entry.closed.totals
+                if entry.optimizers is None:
+                    entry.optimizers = _optimizers(session_metas(entry.folder)) or None
             except Exception as error:
                 logger.debug("tbnum: run %r", entry.name, exc_info=True)
                 errors[entry.name] = f"could not be read ({type(error).__name__}: {error})"
@@ -253,6 +304,7 @@ class RunTable:
         if entry.opened is None:
             entry.serial = f"{self._salt}-{next(self._serials)}"
             entry.opened = Run(entry.folder, name=entry.name, explain=self._explain)
+            entry.found = None
             entry.checked = float("-inf")
         if time.monotonic() - entry.checked > FRESH_SECONDS:
             entry.opened.refresh()
@@ -278,7 +330,8 @@ class RunTable:
                 continue
             try:
                 total -= entry.bytes
-                entry.opened, entry.bytes = None, 0
+                entry.opened, entry.found, entry.bytes = None, None, 0
+                entry.cells = CellCache()
             finally:
                 entry.lock.release()
 
@@ -295,13 +348,22 @@ class _Entry:
         self.opened: Run | None = None
         self.optimizers: tuple[str, ...] | None = None
         self.problems: int | None = None
+        self.findings: int | None = None
+        self.found: tuple[int, Sequence[Finding]] | None = None  # of which version of the run
+        self.cells = CellCache()
         self.serial = ""
         self.checked = float("-inf")
         self.used = float("-inf")
         self.bytes = 0
 
     def row(self) -> Row:
-        return Row(self.name, self.totals, self.optimizers, self.problems)
+        return Row(self.name, self.totals, self.optimizers, self.problems, self.findings)
+
+
+def _optimizers(metas: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Names of the optimizers that the newest session told of."""
+    told = metas[-1].get("optimizers") if metas else None
+    return tuple(map(str, told)) if isinstance(told, (Mapping, list)) else ()
 
 
 def _search(root: Root, found: dict[str, str], errors: dict[str, str]) -> None:

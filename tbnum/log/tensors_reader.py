@@ -350,6 +350,24 @@ class Tensors(Mapping[str, TensorSeries]):
                 changed += [place.head.step for place in set(now) ^ set(before)]
         return min(changed, default=None)
 
+    def names_with(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """Names of the tensors that have one of the stored `columns`. Reads nothing."""
+        wanted = set(columns)
+        return _union(
+            file.names[names]
+            for file, places in self._kept
+            for names, layout in dict.fromkeys((place.head.names, place.head.columns) for place in places)
+            if not wanted.isdisjoint(file.columns[layout])
+        )
+
+    def weights(self, column: str, names: Sequence[str]) -> np.ndarray:
+        """(P,) elements of each tensor, by which a group's shares are weighed. ValueError where the log has none."""
+        elements = np.array([self._elements.get(name, 0) for name in names])
+        if column.split("/")[0] in ("underflow", "overflow") and not elements.all():
+            unknown = names[int(np.argmin(elements))]
+            raise ValueError(f"the log does not have the size of {unknown!r}, by which a share in a group is weighed.")
+        return elements
+
     def steps_with(self, columns: Iterable[str]) -> np.ndarray:
         """(S,) the steps, rising, that have a table with one of the stored `columns`. Reads nothing."""
         wanted = set(columns)
@@ -449,11 +467,7 @@ class Tensors(Mapping[str, TensorSeries]):
             return _derived(column, *sources)
         series = self.read(column, first_step, last_step)
         groups = group_by_module(series.names, depth=depth, prefixes=prefixes)
-        elements = np.array([self._elements.get(name, 0) for name in series.names])
-        if column.split("/")[0] in ("underflow", "overflow") and not elements.all():
-            unknown = series.names[int(np.argmin(elements))]
-            raise ValueError(f"the log does not have the size of {unknown!r}, by which a share in a group is weighed.")
-        values = combine(column, series.values, list(groups.values()), elements)
+        values = combine(column, series.values, list(groups.values()), self.weights(column, series.names))
         return TensorSeries.of(series.steps, tuple(groups), values, series.reasons)
 
     def _derive(
