@@ -465,3 +465,62 @@ def test_an_unchanged_run_is_asked_for_ever_more_rarely(shared: TensorBoard, loo
         panel.page.clock.run_for(1000)
         panel.page.wait_for_timeout(20)
     assert 4 <= len(asked) - started <= 20
+
+
+def shown_charts(panel: Panel) -> list[str]:
+    return panel.frame.locator(".charts > .chart").evaluate_all("charts => charts.map(chart => chart.dataset.chart)")
+
+
+def test_views_are_shown_moved_sized_and_put_on_another_axis_and_stay_so(tmp_path: Path, serve: Serve, look: Look):
+    training.with_tensors(tmp_path / "tensors")
+    panel = look(serve(tmp_path)).open("tensors").drawn()
+    assert shown_charts(panel) == ["loss", "scale", "norm"]
+    panel.frame.locator("summary", has_text="Views").click()
+    for view in ("Learning rate", "Update ratio", "Clipping"):
+        panel.frame.get_by_label(view, exact=True).check()
+    panel.frame.get_by_label("Loss scale", exact=True).uncheck()
+    panel.page.keyboard.press("Escape")
+    assert shown_charts(panel) == ["loss", "norm", "clip", "lr", "ratio"]
+    for chart in ("lr", "ratio", "clip"):
+        panel.wait_until(lambda chart=chart: inked_colours(panel, chart) > 8, f"ink on the chart {chart}")
+    expect(panel.frame.locator("[data-chart=clip] .key")).to_contain_text("of the steps")
+    expect(panel.frame.locator("#summary-ratio")).to_contain_text("lowest 0")
+
+    panel.frame.get_by_role("button", name="Move Update ratio up").click()
+    panel.frame.get_by_role("button", name="Move Update ratio up").click()
+    assert shown_charts(panel) == ["loss", "norm", "ratio", "clip", "lr"]
+    grip = panel.frame.get_by_role("separator", name="Height of Gradient norm")
+    before = int(grip.get_attribute("aria-valuenow") or 0)
+    grip.press("ArrowDown")
+    expect(grip).to_have_attribute("aria-valuenow", str(before + 16))
+    box = grip.bounding_box()
+    assert box is not None
+    panel.page.mouse.move(box["x"] + 300, box["y"] + 3)
+    panel.page.mouse.down()
+    panel.page.mouse.move(box["x"] + 300, box["y"] + 43, steps=3)
+    panel.page.mouse.up()
+    expect(grip).to_have_attribute("aria-valuenow", str(before + 56))
+    panel.frame.get_by_role("button", name="Logarithmic axis of Loss").click()
+    panel.wait_until(lambda: "loss.log" in panel.address(), "the views in the address")
+
+    address = panel.address()
+    panel.page.reload()
+    expect(panel.frame.locator(".plot .u-over")).to_have_count(5)
+    assert shown_charts(panel) == ["loss", "norm", "ratio", "clip", "lr"]
+    expect(panel.frame.get_by_role("button", name="Logarithmic axis of Loss")).to_have_attribute("aria-pressed", "true")
+    expect(grip).to_have_attribute("aria-valuenow", str(before + 56))
+    assert panel.address() == address
+    panel.open("tensors")  # without views: the browser remembers them
+    panel.page.reload()
+    expect(panel.frame.locator(".plot .u-over")).to_have_count(5)
+    panel.frame.locator("summary", has_text="Views").click()
+    panel.frame.get_by_role("button", name="As at first").click()
+    panel.drawn()
+    assert shown_charts(panel) == ["loss", "scale", "norm"]
+
+
+def test_marks_are_there_without_the_loss(shared: TensorBoard, look: Look):
+    panel = look(shared).open("long", views="-loss,scale")
+    expect(panel.frame.locator(".plot .u-over")).to_have_count(2)
+    expect(panel.frame.locator(".lanes .mark[data-kind=skip]")).to_have_count(7)
+    expect(panel.frame.locator(".on-curve .lane-skip")).to_have_count(0)

@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { CHARTS, TimeAxis, indexOfStep, neededColumns, plotData, smoothed } from "../../plugins/tensorboard_plugin_tbnum/static/charts.js";
+import {
+  CHARTS, TimeAxis, clippedText, firstViews, formatViews, indexOfStep, lineOf, neededColumns, parseViews, plotData, smoothed,
+} from "../../plugins/tensorboard_plugin_tbnum/static/charts.js";
 
 const [LOSS, SCALE, NORM] = CHARTS;
 const options = { scale: /** @type {const} */ ("linear"), prefix: "", smoothing: 0, xOf: (step) => step };
@@ -68,4 +70,41 @@ test("a step is found in its bucket, and in none where there is none", () => {
 
 test("only columns that the run has are asked for, with the optimizer's prefix", () => {
   assert.deepEqual(neededColumns(["loss", "gan/grad_norm", "grad_norm"], "gan/"), ["loss", "gan/grad_norm"]);
+});
+
+test("views survive as text, and the first ones are no text", () => {
+  assert.equal(formatViews(firstViews()), "");
+  const text = "norm.lin*180,loss.log,-scale,clip,-lr,ratio,-headroom";
+  assert.equal(formatViews(parseViews(text)), text);
+});
+
+test("views that a text does not name stand at the end, as at first; nonsense is passed over", () => {
+  const views = parseViews("scale,moon,scale*90,loss*1,<b>,-norm");
+  assert.deepEqual(views.order, ["scale", "loss", "norm", "clip", "lr", "ratio", "headroom"]);
+  assert.deepEqual([...views.hidden], ["norm", "clip", "lr", "ratio", "headroom"]);
+  assert.deepEqual([...views.heights], [["loss", 48]], "no view is too low to be read");
+  assert.equal(parseViews("-loss,-scale,-norm").hidden.has("loss"), false, "one view is always shown");
+});
+
+test("columns of hidden views are not asked for", () => {
+  const columns = ["loss", "loss_scale", "lr", "update_norm", "param_norm", "nonfinite_tensors"];
+  assert.deepEqual(neededColumns(columns, ""), ["loss", "loss_scale", "nonfinite_tensors"]);
+  assert.deepEqual(neededColumns(columns, "", new Set(["loss", "scale", "lr"])).sort(), ["loss", "nonfinite_tensors", "param_norm", "update_norm"]);
+});
+
+test("a quotient is that of its step, and where steps are reduced its bounds enclose it", () => {
+  const ratio = CHARTS.find(({ id }) => id === "ratio");
+  const series = exact({ update_norm: [0.1, NaN, 0.4], param_norm: [10, 10, 20] });
+  assert.deepEqual([...lineOf(ratio, ratio.lines[0], series, "").last], [0.01, NaN, 0.02]);
+  const lines = { update_norm: { min: [1], max: [4], last: [2] }, param_norm: { min: [10], max: [20], last: [20] } };
+  const line = lineOf(ratio, ratio.lines[0], { exact: false, line: (name) => lines[name] }, "");
+  assert.deepEqual([line.min[0], line.last[0], line.max[0]], [0.05, 0.1, 0.4]);
+});
+
+test("the share of clipped steps is exact, or lies between two bounds", () => {
+  const series = exact({ clip_coef: [1, 0.5, NaN, 0.25, 1] });
+  assert.equal(clippedText(series, "", 0, 4), "clipped in 50 % of the steps");
+  assert.equal(clippedText(series, "", 4, 4), "clipped in 0 % of the steps");
+  const reduced = { ...series, length: 2, line: () => ({ min: [0.5, 0.5], max: [0.9, 1] }), exact: false };
+  assert.equal(clippedText(reduced, "", 0, 4), "clipped in 50 to 100 % of the steps");
 });

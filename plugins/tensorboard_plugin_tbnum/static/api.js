@@ -64,7 +64,7 @@ export class Series {
   line(column) {
     if (this.exact) {
       const last = this.arrays.get(column);
-      return last ? { min: last, max: last, last, nan: null, inf: null } : null;
+      return last ? { min: last, max: last, last, mean: null, nan: null, inf: null } : null;
     }
     const last = this.arrays.get(`${column}/last`);
     if (!last) return null;
@@ -73,6 +73,7 @@ export class Series {
       min: /** @type {Values} */ (this.arrays.get(`${column}/min`)),
       max: /** @type {Values} */ (this.arrays.get(`${column}/max`)),
       last,
+      mean: this.arrays.get(`${column}/mean`) ?? null,
       nan: counts("nan"),
       inf: counts("inf"),
     };

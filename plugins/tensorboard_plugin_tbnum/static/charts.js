@@ -9,16 +9,16 @@
  */
 
 import {
-  counted, formatCount, formatNumber, formatScale,
+  counted, formatCount, formatNumber, formatScale, formatShare,
   linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, stepLabels, timeLabels, timeTicks,
 } from "./format.js";
 import { button, element, svg } from "./host.js";
 import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
 
 /** @import { Series } from "./api.js" */
-/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Lane, Model, Pane, Plot, PlotBand, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
+/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Lane, Line, LineSpec, Model, Pane, SeriesLike, Values, Views, Plot, PlotBand, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
 
-/** @type {ChartSpec[]} */
+/** Every view there is, in its first order. @type {ChartSpec[]} */
 export const CHARTS = [
   {
     id: "loss", title: "Loss", scale: "linear", weight: 3.2, minHeight: 150, canLog: true,
@@ -29,20 +29,97 @@ export const CHARTS = [
     lines: [{ column: "loss_scale", label: "loss scale", color: "--scale", width: 1.75, stepped: true }],
   },
   {
-    id: "norm", title: "Gradient norm", scale: "log10", weight: 2, minHeight: 104, ofOptimizer: true,
+    id: "norm", title: "Gradient norm", scale: "log10", weight: 2, minHeight: 104, ofOptimizer: true, canLog: true,
     lines: [
       { column: "grad_norm", label: "before clipping", color: "--norm", width: 1.25 },
       { column: "grad_norm_clipped", label: "after clipping", color: "--clipped", width: 1.25, only: "max" },
       { column: "max_norm", label: "threshold", color: "--threshold", width: 1.25, dash: [6, 4] },
     ],
   },
+  {
+    id: "clip", title: "Clipping", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true, optional: true,
+    lines: [{ column: "clip_coef", label: "gradients times", color: "--clipped", width: 1.25, average: true }],
+  },
+  {
+    id: "lr", title: "Learning rate", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true, optional: true,
+    lines: [{ column: "lr", label: "learning rate", color: "--lr", width: 1.75, stepped: true }],
+  },
+  {
+    id: "ratio", title: "Update ratio", scale: "log10", weight: 1.2, minHeight: 80, ofOptimizer: true, canLog: true, optional: true,
+    lines: [{ column: "update_norm", over: "param_norm", label: "update norm / parameter norm", color: "--ratio", width: 1.5, sparse: true }],
+  },
+  {
+    id: "headroom", title: "Headroom", scale: "linear", weight: 1.2, minHeight: 80, ofTensors: true, optional: true,
+    lines: [{ column: "headroom/float16", label: "doublings to float16's maximum", color: "--headroom", width: 1.5, sparse: true }],
+  },
 ];
 
-/** The columns that charts need, of those that a run has. @param {string[]} columns @param {string} prefix of an optimizer */
-export function neededColumns(columns, prefix) {
-  const wanted = CHARTS.flatMap((chart) => chart.lines.map((line) => (chart.ofOptimizer ? prefix : "") + line.column));
-  wanted.push(`${prefix}nonfinite_tensors`); // tells a measured NaN from an unknown one
-  return wanted.filter((column) => columns.includes(column));
+// ---- Which views are shown, in which order, how high, on which axis
+
+/** @returns {Views} */
+export function firstViews() {
+  return { order: CHARTS.map(({ id }) => id), hidden: new Set(CHARTS.filter(({ optional }) => optional).map(({ id }) => id)), heights: new Map(), log: new Map() };
+}
+
+/**
+ * Views as a short text, for the address and the browser's memory: `loss.log,norm*180,-scale` is the loss on a
+ * logarithmic axis, the norm 180 pixels high, and the scale hidden. "" where all is as at first.
+ * @param {Views} views
+ */
+export function formatViews({ order, hidden, heights, log }) {
+  const text = (/** @type {Views} */ views) => views.order.map((id) => {
+    const height = views.heights.get(id);
+    const axis = views.log.get(id);
+    return `${views.hidden.has(id) ? "-" : ""}${id}${axis === undefined ? "" : axis ? ".log" : ".lin"}${height === undefined ? "" : `*${Math.round(height)}`}`;
+  }).join(",");
+  const all = text({ order, hidden, heights, log });
+  return all === text(firstViews()) ? "" : all;
+}
+
+/** What it does not name stands at the end, as at first; what it names and nobody knows is passed over. @param {string} text @returns {Views} */
+export function parseViews(text) {
+  const first = firstViews();
+  /** @type {Views} */
+  const views = { order: [], hidden: new Set(), heights: new Map(), log: new Map() };
+  for (const part of text.split(",")) {
+    const [, off, id, axis, height] = /^(-?)([a-z]+)(\.log|\.lin)?(?:\*(\d{1,4}))?$/.exec(part) ?? [];
+    if (!first.order.includes(id) || views.order.includes(id)) continue;
+    views.order.push(id);
+    if (off) views.hidden.add(id);
+    if (axis) views.log.set(id, axis === ".log");
+    if (height) views.heights.set(id, Math.max(SMALLEST_PLOT, Number(height)));
+  }
+  for (const id of first.order) {
+    if (views.order.includes(id)) continue;
+    views.order.push(id);
+    if (first.hidden.has(id)) views.hidden.add(id);
+  }
+  if (views.hidden.size === views.order.length) views.hidden.delete(views.order[0]);
+  return views;
+}
+
+/** The columns that the shown views need, of those that a run has. @param {string[]} columns @param {string} prefix of an optimizer @param {Set<string>} [hidden] */
+export function neededColumns(columns, prefix, hidden = firstViews().hidden) {
+  const shown = CHARTS.filter(({ id, ofTensors }) => !hidden.has(id) && !ofTensors);
+  const wanted = new Set(shown.flatMap((chart) => chart.lines.flatMap((line) => [line.column, line.over ?? line.column].map((name) => (chart.ofOptimizer ? prefix : "") + name))));
+  for (const own of ["loss", `${prefix}nonfinite_tensors`]) wanted.add(own); // marks stand on the loss; the other tells a measured NaN from an unknown one
+  return [...wanted].filter((column) => columns.includes(column));
+}
+
+/**
+ * A line's values in a series; of a quotient, bounds that enclose it where the series is reduced.
+ * @param {ChartSpec} spec @param {LineSpec} line @param {SeriesLike} series @param {string} prefix @returns {Line | null}
+ */
+export function lineOf(spec, line, series, prefix) {
+  const own = spec.ofOptimizer ? prefix : "";
+  const above = series.line(own + line.column);
+  if (!line.over || !above) return above;
+  const below = series.line(own + line.over);
+  if (!below) return null;
+  const quotient = (/** @type {Values} */ a, /** @type {Values} */ b) => Float64Array.from(a, (value, index) => value / b[index]);
+  const last = quotient(above.last, below.last);
+  if (series.exact) return { min: last, max: last, last, mean: null, nan: null, inf: null };
+  return { min: quotient(above.min, below.max), max: quotient(above.max, below.min), last, mean: null, nan: null, inf: null };
 }
 
 /**
@@ -73,7 +150,7 @@ const ONTO_AXIS = {
  * What uPlot gets for one chart: x, then for each line its maxima, minima and values (and the smoothed ones).
  *
  * @param {ChartSpec} spec
- * @param {Series} series
+ * @param {SeriesLike} series
  * @param {{scale: Scale, prefix: string, smoothing: number, xOf: (step: number) => number}} options
  * @returns {{data: (number | null)[][], edge: Edge}}
  *   `edge`: where the first line was not finite
@@ -89,22 +166,22 @@ export function plotData(spec, series, { scale, prefix, smoothing, xOf }) {
   }
   const data = [x];
   for (const line of spec.lines) {
-    const column = series.line((spec.ofOptimizer ? prefix : "") + line.column);
-    const values = column ? convert(column.last) : nothing();
+    const column = lineOf(spec, line, series, prefix);
+    const values = column ? convert((line.average && column.mean) || column.last) : nothing();
     const reduced = column !== null && !series.exact;
     data.push(reduced ? convert(column.max) : nothing(), reduced && line.only !== "max" ? convert(column.min) : nothing());
-    const averaged = smoothing > 0 && (line.smooth || (reduced && !line.stepped && !line.dash));
+    const averaged = smoothing > 0 && (line.smooth || (reduced && !line.stepped && !line.dash && !line.sparse && !line.average));
     if (line.smooth) data.push(averaged && !reduced ? values : nothing()); // raw, behind; reduced, the band is that
     data.push(averaged ? smoothed(values, smoothing) : values);
   }
   return { data, edge: nonfiniteEdge(spec, series, prefix) };
 }
 
-/** @param {ChartSpec} spec @param {Series} series @param {string} prefix */
+/** @param {ChartSpec} spec @param {SeriesLike} series @param {string} prefix */
 function nonfiniteEdge(spec, series, prefix) {
   /** @type {Edge} */
   const edge = { step: [], infinite: [] };
-  const column = spec.ofOptimizer ? series.line(prefix + spec.lines[0].column) : null;
+  const column = spec.ofOptimizer && !spec.lines[0].over ? series.line(prefix + spec.lines[0].column) : null;
   if (!column) return edge;
   const measured = series.exact ? series.line(`${prefix}nonfinite_tensors`)?.last : null;
   for (let index = 0; index < series.length; index++) {
@@ -161,8 +238,10 @@ export function indexOfStep(series, step) {
   return after > 0 && series.stepLast[after - 1] >= step ? after - 1 : -1;
 }
 
+const SMALLEST_PLOT = 48;
 const GUTTER = 82;
 const PADDING_RIGHT = 30;
+const GRIP_HEIGHT = 6;
 const LANE_HEIGHT = 20;
 const CROWDED_SHARE = 0.07; // of the width that bands of skipped steps may cover
 const X_TICKS_HEIGHT = 24;
@@ -187,15 +266,85 @@ export class Charts {
     /** @type {{lane: Lane, clusters: Cluster[]}[]} */
     this.clusters = [];
     this.drawnMarks = "";
-    this.logButton = button("log", "Logarithmic loss axis", () => callbacks.logLoss(!this.model?.logLoss));
     this.optimizerSelect = element("select", {
       class: "small", hidden: true, "aria-label": "Optimizer whose gradient norm is shown",
       onchange: () => callbacks.optimizer(this.optimizerSelect.selectedIndex),
     });
-    /** @type {Pane[]} */
-    this.panes = CHARTS.map((spec) => this.#pane(spec));
-    root.append(...this.panes.map((pane) => pane.element));
+    /** All of them. @type {Pane[]} */
+    this.every = CHARTS.map((spec) => this.#pane(spec));
+    /** Those that are shown, from top to bottom. @type {Pane[]} */
+    this.panes = [];
+    this.views = firstViews();
+    this.setViews(this.views);
     this.lanes.addEventListener("keydown", (event) => this.#moveFocus(event));
+  }
+
+  /** Shows other views, in another order or height. @param {Views} views */
+  setViews(views) {
+    const focused = document.activeElement;
+    const before = this.panes;
+    this.views = views;
+    this.panes = views.order.filter((id) => !views.hidden.has(id)).map((id) => /** @type {Pane} */ (this.every.find((pane) => pane.spec.id === id)));
+    this.drawnMarks = "";
+    if (before.length === this.panes.length && before.every((pane, at) => pane === this.panes[at])) {
+      this.resize();
+      return;
+    }
+    for (const pane of this.every) {
+      pane.plot?.destroy(); // the x axis stands below the last one, whichever that is
+      pane.plot = null;
+      pane.made = [];
+    }
+    this.root.replaceChildren(this.lanes, ...this.panes.flatMap((pane) => [pane.element, pane.grip]));
+    if (focused instanceof HTMLElement && this.root.contains(focused)) focused.focus();
+    this.resize();
+  }
+
+  /** What a person changed of the views. @param {(views: Views) => void} change */
+  #changeViews(change) {
+    const { order, hidden, heights, log } = this.views;
+    const views = { order: [...order], hidden: new Set(hidden), heights: new Map(heights), log: new Map(log) };
+    change(views);
+    this.callbacks.views(views);
+  }
+
+  /** @param {string} id @param {1 | -1} by past the next one that is shown */
+  #move(id, by) {
+    const shown = this.panes.map(({ spec }) => spec.id);
+    const other = shown[shown.indexOf(id) + by];
+    if (other === undefined) return;
+    this.#changeViews((views) => {
+      views.order.splice(views.order.indexOf(id), 1);
+      views.order.splice(views.order.indexOf(other) + (by > 0 ? 1 : 0), 0, id);
+    });
+  }
+
+  /** The bar below a view: dragged, or moved by keys, it makes the view higher. @param {ChartSpec} spec */
+  #grip(spec) {
+    const grip = element("div", {
+      class: "grip", role: "separator", tabindex: 0, "aria-orientation": "horizontal", "aria-label": `Height of ${spec.title}`,
+      "aria-valuemin": SMALLEST_PLOT, "aria-valuemax": 2000, title: "Drag, or use the arrow keys; double click: as at first",
+    });
+    const height = () => Number(grip.getAttribute("aria-valuenow"));
+    const set = (/** @type {number | null} */ pixels) => this.#changeViews(({ heights }) => {
+      if (pixels === null) heights.delete(spec.id);
+      else heights.set(spec.id, Math.max(SMALLEST_PLOT, Math.min(2000, Math.round(pixels))));
+    });
+    grip.addEventListener("keydown", (event) => {
+      const by = { ArrowUp: -16, ArrowDown: 16, PageUp: -64, PageDown: 64 }[event.key];
+      if (by === undefined && event.key !== "Home") return;
+      event.preventDefault();
+      set(by === undefined ? null : height() + by);
+    });
+    grip.addEventListener("dblclick", () => set(null));
+    grip.addEventListener("pointerdown", (event) => {
+      const [start, before] = [event.clientY, height()];
+      grip.setPointerCapture(event.pointerId);
+      const drag = (/** @type {PointerEvent} */ moved) => { if (moved.clientY !== start) set(before + moved.clientY - start); };
+      grip.addEventListener("pointermove", drag);
+      grip.addEventListener("lostpointercapture", () => grip.removeEventListener("pointermove", drag), { once: true });
+    });
+    return grip;
   }
 
   /** The model, once there is one. */
@@ -207,8 +356,15 @@ export class Charts {
   #pane(spec) {
     const legend = element("ul", "key");
     const tools = element("div", "chart-tools");
-    if (spec.canLog) tools.append(this.logButton);
-    if (spec.ofOptimizer) tools.append(this.optimizerSelect);
+    const log = button("log", "Logarithmic axis", () => this.#changeViews((views) => views.log.set(spec.id, this.#scaleOf(spec) !== "log10")));
+    log.setAttribute("aria-label", `Logarithmic axis of ${spec.title}`);
+    tools.append(element(
+      "span", "chart-order",
+      tool("↑", `Move ${spec.title} up`, () => this.#move(spec.id, -1)), tool("↓", `Move ${spec.title} down`, () => this.#move(spec.id, 1)),
+      tool("✕", `Hide ${spec.title}`, () => this.#changeViews(({ hidden }) => { if (this.panes.length > 1) hidden.add(spec.id); })),
+    ));
+    if (spec.canLog) tools.append(log);
+    if (spec.id === "norm") tools.append(this.optimizerSelect);
     const summary = element("p", { class: "visually-hidden", id: `summary-${spec.id}` });
     const holder = element("div", {
       class: "plot", tabindex: 0, role: "slider", "aria-label": `${spec.title}: cursor`, "aria-describedby": summary.id,
@@ -217,10 +373,10 @@ export class Charts {
     const pane = element(
       "section", { class: "chart", "data-chart": spec.id },
       element("header", "chart-head", element("h2", {}, spec.title), legend, tools),
-      ...(spec.id === "loss" ? [this.lanes] : []), holder, summary,
+      holder, summary,
     );
     const overlay = svg("svg", { class: "on-curve", "aria-hidden": "true" });
-    return { spec, element: pane, holder, summary, legend, plot: null, empty: false, made: [], data: [], edge: { step: [], infinite: [] }, overlay };
+    return { spec, element: pane, grip: this.#grip(spec), log, holder, summary, legend, plot: null, empty: false, made: [], data: [], edge: { step: [], infinite: [] }, overlay };
   }
 
   /** Names in the select of optimizers; hidden where there is one. @param {string[]} names @param {number} chosen */
@@ -237,7 +393,7 @@ export class Charts {
     if (model.axis !== before?.axis || model.overview !== before.overview) {
       this.xAxis = model.axis === "time" ? new TimeAxis(model.overview) : STEPS_AXIS;
     }
-    this.logButton.setAttribute("aria-pressed", String(model.logLoss));
+    for (const { log, spec } of this.panes) log.setAttribute("aria-pressed", String(this.#scaleOf(spec) === "log10"));
     if (!this.root.clientWidth || !this.root.clientHeight) return; // hidden; `resize` draws when it is not
     if (!Object.keys(this.colors).length) this.#readColors();
     this.#layoutLanes();
@@ -248,6 +404,7 @@ export class Charts {
       pane.plot ??= this.#plot(pane, index, sizes[index]);
       const { plot } = pane;
       plot.axes[0].label = this.#xLabel(index);
+      pane.grip.setAttribute("aria-valuenow", String(sizes[index].height - this.#below(index)));
       if (plot.width !== sizes[index].width || plot.height !== sizes[index].height) plot.setSize(sizes[index]);
       plot.batch(() => {
         if (fresh[index]) plot.setData(/** @type {any} */ (pane.data), false);
@@ -258,7 +415,8 @@ export class Charts {
 
   /** Computes what a chart draws, where that has changed, and says it in words. @param {Pane} pane @returns {boolean} whether it has */
   #prepare(pane) {
-    const { series, prefix, smoothing } = this.shown;
+    const { prefix, smoothing } = this.shown;
+    const series = this.#seriesOf(pane.spec);
     const scale = this.#scaleOf(pane.spec);
     const made = [series, scale, prefix, smoothing, this.xAxis];
     const changed = made.some((part, at) => part !== pane.made[at]);
@@ -268,6 +426,11 @@ export class Charts {
     }
     this.#describe(pane);
     return changed;
+  }
+
+  /** @param {ChartSpec} spec @returns {SeriesLike} */
+  #seriesOf(spec) {
+    return spec.ofTensors ? this.shown.tensors ?? NOTHING : this.shown.series;
   }
 
   /** The room has changed, or the panel has become visible. */
@@ -318,7 +481,8 @@ export class Charts {
 
   /** @param {ChartSpec} spec @returns {Scale} */
   #scaleOf(spec) {
-    return spec.canLog && this.model?.logLoss ? "log10" : spec.scale;
+    const log = spec.canLog ? this.views.log.get(spec.id) : undefined;
+    return log === undefined ? spec.scale : log ? "log10" : "linear";
   }
 
   /** @returns {[number, number]} */
@@ -335,12 +499,19 @@ export class Charts {
       return sum + head.offsetHeight + parseFloat(getComputedStyle(pane.element).marginTop);
     }, 0);
     const laneHeight = this.lanes.getBoundingClientRect().height;
-    const total = this.root.clientHeight - heads - laneHeight - X_AXIS_HEIGHT - 10;
-    const weights = this.panes.reduce((sum, pane) => sum + pane.spec.weight, 0);
+    const { heights } = this.views;
+    const given = this.panes.reduce((sum, { spec }) => sum + (heights.get(spec.id) ?? 0), 0);
+    const total = this.root.clientHeight - heads - laneHeight - X_AXIS_HEIGHT - 10 - given - GRIP_HEIGHT * this.panes.length;
+    const weights = this.panes.reduce((sum, { spec }) => sum + (heights.has(spec.id) ? 0 : spec.weight), 0);
     return this.panes.map(({ spec }, index) => ({
       width: this.root.clientWidth,
-      height: Math.round(Math.max(spec.minHeight, (total * spec.weight) / weights)) + (index === this.panes.length - 1 ? X_AXIS_HEIGHT : 4),
+      height: Math.round(heights.get(spec.id) ?? Math.max(spec.minHeight, (total * spec.weight) / weights)) + this.#below(index),
     }));
+  }
+
+  /** Pixels below what a view's height means: the last one has the x axis. @param {number} index */
+  #below(index) {
+    return index === this.panes.length - 1 ? X_AXIS_HEIGHT : 4;
   }
 
   /** @param {Pane} pane @param {number} index @param {{width: number, height: number}} size */
@@ -361,7 +532,7 @@ export class Charts {
       bands.push({ series: [series.length - 2, series.length - 1], fill: faint(line.color, 0.2) });
       /** @type {PlotSeries} */
       const drawn = {
-        stroke: color(line.color), width: line.width, dash: line.dash,
+        stroke: color(line.color), width: line.width, dash: line.dash, spanGaps: line.sparse,
         paths: line.stepped ? stepped : undefined,
         points: { show: line.stepped || line.dash ? false : this.#showPoints, size: 5, filter: /** @type {any} */ (isolated), fill: color(line.color), stroke: color(line.color) },
       };
@@ -539,7 +710,7 @@ export class Charts {
   #drawn(plot, pane) {
     this.#drawEdge(plot, pane);
     if (pane.empty) this.#drawNothing(plot, pane);
-    if (pane !== this.panes[this.panes.length - 1] || !this.panes[0].plot) return;
+    if (pane !== this.panes[this.panes.length - 1] || this.panes.some(({ plot: other }) => !other)) return;
     this.#drawMarks();
     this.setCursor(this.cursorStep);
   }
@@ -620,8 +791,8 @@ export class Charts {
 
   /** @param {Plot} plot @param {Pane} pane */
   #drawNothing({ ctx, bbox }, { spec }) {
-    const { series, prefix } = this.shown;
-    const recorded = spec.lines.some((line) => series.line((spec.ofOptimizer ? prefix : "") + line.column)?.last.some(Number.isFinite));
+    const series = this.#seriesOf(spec);
+    const recorded = spec.lines.some((line) => lineOf(spec, line, series, this.shown.prefix)?.last.some(Number.isFinite));
     ctx.save();
     ctx.fillStyle = this.colors["--text-2"];
     ctx.font = `${12 * (devicePixelRatio || 1)}px ${FONT}`;
@@ -646,7 +817,8 @@ export class Charts {
 
   #drawMarks() {
     const model = this.shown;
-    const { plot, overlay } = this.panes[0];
+    const { plot } = this.panes[0];
+    const curve = this.every[0];
     if (!plot) return;
     const width = plot.over.clientWidth;
     const left = plot.over.offsetLeft;
@@ -656,8 +828,8 @@ export class Charts {
       const positions = model.axis === "time" ? lane.steps.map((step) => this.xAxis.xOf(step)) : lane.steps;
       return { lane, clusters: cluster(positions, { min, max, width }) };
     });
-    const key = JSON.stringify([width, plot.over.clientHeight, left, min, max, model.selected?.step, model.selected?.kind, model.series.header.version,
-      lanes.map((lane) => [lane.kind.id, lane.steps.length]), plot.scales.y.min, plot.scales.y.max, model.series.bucketSteps]);
+    const key = JSON.stringify([width, curve.plot?.over.clientHeight, left, min, max, model.selected?.step, model.selected?.kind, model.series.header.version,
+      lanes.map((lane) => [lane.kind.id, lane.steps.length]), curve.plot?.scales.y.min, curve.plot?.scales.y.max, model.series.bucketSteps]);
     if (key === this.drawnMarks) return;
     this.drawnMarks = key;
 
@@ -671,10 +843,12 @@ export class Charts {
     target?.setAttribute("tabindex", "0");
     if (focusKey !== undefined) target?.focus();
 
-    overlay.replaceChildren(...onCurve(this.clusters.map(({ clusters }) => clusters), width).map(({ lane, cluster: placed }) => {
+    const drawn = curve.plot;
+    if (!drawn) return;
+    curve.overlay.replaceChildren(...onCurve(this.clusters.map(({ clusters }) => clusters), width).map(({ lane, cluster: placed }) => {
       const { lane: source } = this.clusters[lane];
       const event = eventAt(source, placed.first);
-      const y = this.#curveY(plot, source, placed.first);
+      const y = this.#curveY(drawn, source, placed.first);
       const mark = svg(
         "g", { class: `mark lane-${source.kind.id}${event === model.selected ? " selected" : ""}`, transform: `translate(${placed.x.toFixed(1)} ${y.toFixed(1)})` },
         svg("circle", { class: "halo", r: 10 }), svg("circle", { class: "hit", r: 12 }), glyph(source.kind),
@@ -795,14 +969,16 @@ export class Charts {
     const [from, to] = [Math.ceil(model.view[0]), Math.floor(model.view[1])];
     holder.setAttribute("aria-valuemin", String(from));
     holder.setAttribute("aria-valuemax", String(to));
-    const present = spec.lines.filter((line) => model.series.line((spec.ofOptimizer ? model.prefix : "") + line.column));
+    const series = this.#seriesOf(spec);
+    const present = spec.lines.filter((line) => lineOf(spec, line, series, model.prefix));
     const edge = pane.edge.step.some((step) => step >= from && step <= to);
-    const items = present.length > 1 ? present.map((line) => legendItem(line.label, `line${line.dash ? " dashed" : ""}`, `var(${line.color})`)) : [];
+    const items = present.length > 1 || spec.optional ? present.map((line) => legendItem(line.label, `line${line.dash ? " dashed" : ""}`, `var(${line.color})`)) : [];
     if (spec.id === "loss" && model.smoothing > 0) {
       items.push(legendItem("smoothed", "line", "var(--loss)"));
       if (model.series.exact) items.push(legendItem("raw", "line faint", "var(--loss)"));
     }
-    if (!model.series.exact) items.push(legendItem(`min to max of ${formatCount(model.series.bucketSteps)} steps`, "band", `var(${spec.lines[0].color})`));
+    if (spec.id === "clip" && present.length) items.push(legendItem(clippedText(model.series, model.prefix, from, to), "", ""));
+    if (!series.exact && present.length) items.push(legendItem(`min to max of ${formatCount(series.bucketSteps)} steps`, "band", `var(${spec.lines[0].color})`));
     if (edge) items.push(legendItem("▲ ∞  ✕ NaN", "", "", "nonfinite-key"));
     const text = items.map((item) => item.textContent).join();
     if (legend.dataset.text !== text) {
@@ -817,11 +993,12 @@ export class Charts {
     const model = this.shown;
     const format = spec.scale === "log2" ? formatScale : formatNumber;
     const where = `${spec.title}, steps ${formatCount(from)} to ${formatCount(to)}`;
-    const line = model.series.line((spec.ofOptimizer ? model.prefix : "") + spec.lines[0].column);
-    if (!line || !model.series.length) return `${where}: not recorded.`;
+    const series = this.#seriesOf(spec);
+    const line = lineOf(spec, spec.lines[0], series, model.prefix);
+    if (!line || !series.length) return `${where}: not recorded.`;
     let [first, last, low, high] = [NaN, NaN, Infinity, -Infinity];
-    for (let index = 0; index < model.series.length; index++) {
-      if (model.series.stepLast[index] < from || model.series.step[index] > to) continue;
+    for (let index = 0; index < series.length; index++) {
+      if (series.stepLast[index] < from || series.step[index] > to) continue;
       const value = line.last[index];
       if (Number.isFinite(value)) {
         if (Number.isNaN(first)) first = value;
@@ -848,11 +1025,39 @@ export class Charts {
   }
 }
 
+/** A view of tensors before they have arrived. @type {SeriesLike} */
+const NOTHING = {
+  exact: true, bucketSteps: 1, length: 0, step: new Float64Array(), stepLast: new Float64Array(), line: () => null,
+};
+
+/** @param {string} text @param {string} label @param {() => void} press */
+function tool(text, label, press) {
+  return element("button", { class: "icon-button", type: "button", title: label, "aria-label": label, onclick: press }, text);
+}
+
 const FONT = 'Roboto, system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
 
 /** The event behind a mark. @param {Lane} lane @param {number} index */
 export function eventAt(lane, index) {
   return lane.events[lane.owner ? lane.owner[index] : index];
+}
+
+/**
+ * In how many of the steps in view gradients were clipped; of reduced values the share lies between two bounds.
+ * @param {SeriesLike} series @param {string} prefix @param {number} from @param {number} to
+ */
+export function clippedText(series, prefix, from, to) {
+  const line = series.line(`${prefix}clip_coef`);
+  let [known, least, most] = [0, 0, 0];
+  for (let index = 0; line && index < series.length; index++) {
+    if (series.stepLast[index] < from || series.step[index] > to || !Number.isFinite(line.min[index])) continue;
+    known += 1;
+    if (line.max[index] < 1) least += 1;
+    if (line.min[index] < 1) most += 1;
+  }
+  if (!known) return "";
+  const [low, high] = [least, most].map((count) => formatShare(count, known));
+  return low === high ? `clipped in ${low} of the steps` : `clipped in ${low.replace(" %", "")} to ${high} of the steps`;
 }
 
 /** Points that no line reaches, because both neighbours are gaps. @param {Plot} plot @param {number} at @param {boolean} all */

@@ -13,7 +13,7 @@ const TAB = "tbnum";
 
 /** @returns {Place} */
 export function nowhere() {
-  return { run: null, zoom: null, axis: "step", event: null };
+  return { run: null, zoom: null, axis: "step", event: null, views: null };
 }
 
 /** @param {string} hash of TensorBoard's page, `#tbnum&p.tbnum.run=gpt` @returns {Place} */
@@ -35,6 +35,9 @@ export function parsePlace(hash) {
       case "x":
         place.axis = value === "time" ? "time" : "step";
         break;
+      case "views":
+        place.views = value;
+        break;
       case "event": {
         const [, step, kind] = /^(\d+)\.(\w+)$/.exec(value) ?? [];
         if (step !== undefined) place.event = { step: Number(step), kind };
@@ -53,6 +56,7 @@ export function formatPlace(hash, place) {
   if (place.run !== null) put("run", place.run);
   if (place.zoom) put("steps", `${place.zoom[0]}-${place.zoom[1]}`);
   if (place.axis === "time") put("x", "time");
+  if (place.views) put("views", place.views);
   if (place.event) put("event", `${place.event.step}.${place.event.kind}`);
   return `#${parts.join("&")}`;
 }

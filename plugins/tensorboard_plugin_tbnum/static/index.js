@@ -5,7 +5,7 @@
  */
 
 import { Api, RouteError, Unreachable } from "./api.js";
-import { Charts, TimeAxis, indexOfStep, neededColumns } from "./charts.js";
+import { CHARTS, Charts, TimeAxis, firstViews, formatViews, indexOfStep, neededColumns, parseViews } from "./charts.js";
 import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, statusOf } from "./format.js";
 import { addressOf, button, element, followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
 import { buildLanes, laneOf, lowerBound } from "./marks.js";
@@ -14,7 +14,7 @@ import {
 } from "./view.js";
 
 /** @import { Series } from "./api.js" */
-/** @import { Loaded, Place, RunInfo, RunRow, RunTable, StepValues, TbnumEvent } from "./types.js" */
+/** @import { Loaded, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, Views } from "./types.js" */
 
 const POLL_SECONDS = 2;
 const SCANNING_POLL_SECONDS = 0.5;
@@ -56,7 +56,9 @@ class Panel {
     /** @type {Set<string>} */
     this.hidden = new Set();
     this.smoothing = clampSmoothing(Number(remembered("smoothing", "0.6")));
-    this.logLoss = remembered("logLoss", "no") === "yes";
+    this.views = firstViews();
+    /** @type {SeriesLike | null} */
+    this.tensors = null;
     this.optimizer = 0;
     /** Whether a zoomed view moves on with the run. */
     this.following = false;
@@ -102,14 +104,18 @@ class Panel {
       select: (event) => this.select(event, false),
       hover: (step) => this.hover(step),
       key: (event) => this.#chartKey(event),
-      logLoss: (on) => { this.logLoss = on; remember("logLoss", on ? "yes" : "no"); this.#draw(); },
+      views: (views) => this.setViews(views),
       optimizer: (index) => { this.optimizer = index; this.#reload(); },
     });
+    this.setViews(parseViews(this.place.views ?? remembered("views", "")));
     const sizes = new ResizeObserver(() => this.#resized());
     sizes.observe(this.chartRoot);
     sizes.observe(document.documentElement);
     document.addEventListener("visibilitychange", () => this.poll(true));
     document.addEventListener("keydown", (event) => this.#globalKey(event));
+    document.addEventListener("pointerdown", (event) => {
+      if (event.target instanceof Node && !this.viewMenu.contains(event.target)) this.viewMenu.open = false;
+    });
     setInterval(() => this.#showStatus(), 5000);
     this.poll(true);
   }
@@ -133,6 +139,8 @@ class Panel {
   slider = element("input", { type: "range", min: 0, max: 0.99, step: 0.01, oninput: () => this.#smooth(Number(this.slider.value)) });
   smoothingValue = element("output");
   smoothingLabel = element("label", "smoothing", "Smoothing", this.slider, this.smoothingValue);
+  viewList = element("div", { class: "view-list", role: "group", "aria-label": "Views" });
+  viewMenu = element("details", "menu", element("summary", { class: "small" }, "Views"), this.viewList);
   axisButtons = /** @type {["step", "time"]} */ (["step", "time"]).map((axis) => {
     const [label, title] = axis === "step" ? ["Step", "By step"] : ["Time", "By time since the first step"];
     const made = button(label, title, () => { this.place.axis = axis; this.#keepPlace(); this.#draw(); });
@@ -166,7 +174,7 @@ class Panel {
         element(
           "div", "tools", this.smoothingLabel,
           element("div", { class: "segmented", role: "group", "aria-label": "Horizontal axis" }, ...this.axisButtons),
-          this.followButton, this.resetButton,
+          this.viewMenu, this.followButton, this.resetButton,
         ),
       ),
       this.problems, this.content, this.message, this.live,
@@ -272,7 +280,7 @@ class Panel {
     const [info, events] = await Promise.all([this.api.run(run), this.api.events(run)]);
     if (this.place.run !== run) return false;
     const old = this.loaded?.run === run ? this.loaded : null;
-    const columns = neededColumns(info.columns, this.#prefix(info));
+    const columns = neededColumns(info.columns, this.#prefix(info), this.views.hidden);
     const { buckets } = this;
     const [overview, nonfinite] = await Promise.all([
       columns.length ? this.api.series(run, { columns, buckets }) : null,
@@ -363,7 +371,8 @@ class Panel {
   /** @param {string} run */
   chooseRun(run) {
     if (run === this.place.run && this.loaded) return;
-    this.place = { ...nowhere(), run, axis: this.place.axis };
+    this.place = { ...nowhere(), run, axis: this.place.axis, views: this.place.views };
+    this.tensors = null;
     this.selected = null;
     this.loaded = null;
     this.following = false;
@@ -379,6 +388,30 @@ class Panel {
     this.poll(true);
   }
 
+  /** Which views are shown, in which order, how high. @param {Views} views */
+  setViews(views) {
+    const more = [...this.views.hidden].some((id) => !views.hidden.has(id));
+    this.views = views;
+    const text = formatViews(views);
+    this.place.views = text || null;
+    remember("views", text);
+    this.charts?.setViews(views);
+    this.viewList.replaceChildren(...CHARTS.map(({ id, title }) => {
+      const box = element("input", { type: "checkbox", "data-view": id, onchange: () => {
+        const hidden = new Set(this.views.hidden);
+        if (!hidden.delete(id) && this.views.order.length - hidden.size > 1) hidden.add(id);
+        this.setViews({ ...this.views, hidden });
+        /** @type {HTMLElement | null} */ (this.viewList.querySelector(`[data-view=${id}]`))?.focus();
+      } });
+      box.checked = !views.hidden.has(id);
+      return element("label", "view-choice", box, title);
+    }), button("As at first", "Order, heights and axes as they were", () => this.setViews(firstViews())));
+    this.#keepPlace();
+    if (!this.loaded) return;
+    if (more) this.#reload();
+    else this.#draw();
+  }
+
   /** @param {Place} place */
   #goTo(place) {
     if (place.run !== null && place.run !== this.place.run) {
@@ -390,6 +423,9 @@ class Panel {
       return;
     }
     this.place = { ...place, run: this.place.run };
+    const views = formatViews(this.views);
+    this.place.views = views || null;
+    if (place.views !== null && place.views !== views) this.setViews(parseViews(place.views));
     if (!this.loaded) return;
     this.selected = place.event ? this.#find(place.event) : null;
     if (place.zoom) this.place.zoom = this.#clamped(...place.zoom);
@@ -619,7 +655,8 @@ class Panel {
       case "0": this.resetZoom(); break;
       case "f": this.#toggleFollow(); break;
       case "escape":
-        if (this.app.classList.contains("runs-open")) this.#openRuns(false);
+        if (this.viewMenu.open) this.viewMenu.open = false;
+        else if (this.app.classList.contains("runs-open")) this.#openRuns(false);
         else if (this.cursor !== null) this.hover(null);
         else if (this.selected) this.select(null, false);
         else this.resetZoom();
@@ -655,7 +692,7 @@ class Panel {
       this.detailRequest?.abort();
       const request = (this.detailRequest = new AbortController());
       try {
-        const columns = neededColumns(loaded.info.columns, this.#prefix(loaded.info));
+        const columns = neededColumns(loaded.info.columns, this.#prefix(loaded.info), this.views.hidden);
         const detail = await this.api.series(loaded.run, { columns, from, to, buckets: 2 * this.buckets }, request.signal);
         if (this.loaded?.run !== loaded.run || request.signal.aborted || this.loaded.detail === detail) return;
         this.loaded = { ...this.loaded, detail };
@@ -673,7 +710,7 @@ class Panel {
     this.legend.show(loaded.lanes, this.hidden);
     charts.show({
       series: this.#series(), overview: loaded.overview, lanes: loaded.lanes, hidden: this.hidden, view,
-      axis: this.place.axis, smoothing: this.smoothing, logLoss: this.logLoss, prefix: this.#prefix(loaded.info), selected: this.selected,
+      axis: this.place.axis, smoothing: this.smoothing, tensors: this.tensors, prefix: this.#prefix(loaded.info), selected: this.selected,
     });
     const lane = loaded.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
     this.card.show(this.selected, { index: lane && this.selected ? lane.events.indexOf(this.selected) : 0, count: lane?.events.length ?? 0 });

@@ -86,10 +86,15 @@ export type Line = {
   min: Values;
   max: Values;
   last: Values;
+  /** of the finite values of each bucket; null where values are exact */
+  mean: Values | null;
   /** measured NaNs in the bucket; null where values are exact */
   nan: Uint32Array | null;
   inf: Uint32Array | null;
 };
+
+/** What a chart needs of a `Series`. */
+export type SeriesLike = Pick<Series, "exact" | "bucketSteps" | "length" | "step" | "stepLast" | "line">;
 
 // ---- Marks
 
@@ -145,6 +150,12 @@ export type LineSpec = {
   smooth?: boolean;
   stepped?: boolean;
   dash?: number[];
+  /** the line is the quotient of `column` over this */
+  over?: string;
+  /** measured every so many steps: points are joined over what lies between */
+  sparse?: boolean;
+  /** reduced, the mean of a bucket is drawn, not its last value */
+  average?: boolean;
   /** reduced, the maxima alone: a second band would only cloud the first */
   only?: "max";
 };
@@ -161,7 +172,22 @@ export type ChartSpec = {
   ofOptimizer?: boolean;
   /** whether the person may switch between linear and log10 */
   canLog?: boolean;
+  /** whether its values are of tensors, and so of steps of their own */
+  ofTensors?: boolean;
+  /** hidden until it is asked for */
+  optional?: boolean;
   lines: LineSpec[];
+};
+
+/** Which views are shown, and how. */
+export type Views = {
+  /** ids of all views, from top to bottom */
+  order: string[];
+  hidden: Set<string>;
+  /** pixels of the plots that a person has sized */
+  heights: Map<string, number>;
+  /** whether the axis is logarithmic, where a person has chosen */
+  log: Map<string, boolean>;
 };
 
 /** What the charts show. */
@@ -170,6 +196,8 @@ export type Model = {
   series: Series;
   /** of the whole run */
   overview: Series;
+  /** extremes over all tensors; null where there are none, or none yet */
+  tensors: SeriesLike | null;
   lanes: Lane[];
   /** ids of lanes that the legend turned off */
   hidden: Set<string>;
@@ -177,7 +205,6 @@ export type Model = {
   view: [number, number];
   axis: "step" | "time";
   smoothing: number;
-  logLoss: boolean;
   /** of the columns of the optimizer that is shown */
   prefix: string;
   selected: TbnumEvent | null;
@@ -190,7 +217,7 @@ export type ChartCallbacks = {
   select: (event: TbnumEvent) => void;
   hover: (step: number | null) => void;
   key: (key: KeyboardEvent) => void;
-  logLoss: (on: boolean) => void;
+  views: (views: Views) => void;
   optimizer: (index: number) => void;
 };
 
@@ -201,6 +228,9 @@ export type Edge = { step: number[]; infinite: boolean[] };
 export type Pane = {
   spec: ChartSpec;
   element: HTMLElement;
+  /** the bar below it that sizes it */
+  grip: HTMLElement;
+  log: HTMLButtonElement;
   holder: HTMLElement;
   summary: HTMLElement;
   legend: HTMLElement;
@@ -224,6 +254,8 @@ export type Place = {
   axis: "step" | "time";
   /** the selected one */
   event: { step: number; kind: string } | null;
+  /** as `formatViews` writes them; null: as this browser remembers them */
+  views: string | null;
 };
 
 /** What is known of the chosen run. */
