@@ -276,13 +276,13 @@ def test_a_range_of_steps_reads_nothing_else(tmp_path: Path, monkeypatch: pytest
     write(tmp_path, *given)
     tensors = Run(tmp_path).tensors
     decoded: list[int] = []
-    column_at = tensors_module.column_at
+    columns_at = tensors_module.columns_at
 
-    def watched(payload: bytes, columns: int, at: int, count: int | None = None) -> np.ndarray:
+    def watched(payload: bytes, columns: int, at: list[int], rows: int) -> list[np.ndarray]:
         decoded.append(tensors_module.head_of(payload).step)
-        return column_at(payload, columns, at, count)
+        return columns_at(payload, columns, at, rows)
 
-    monkeypatch.setattr("tbnum.log.tensors_reader.column_at", watched)
+    monkeypatch.setattr("tbnum.log.tensors_reader.columns_at", watched)
     assert tensors.read("grad_norm", 10, 12).steps.tolist() == [10, 11, 12]
     assert tensors.read("grad_norm", 98).steps.tolist() == [98, 99]
     assert tensors.read("grad_norm", last_step=0).steps.tolist() == [0]

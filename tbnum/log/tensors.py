@@ -18,6 +18,7 @@ float64 where it is out of the range of float32's normal numbers. Neither torch 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import struct
 import zlib
@@ -35,6 +36,7 @@ __all__ = [
     "HistogramTable",
     "TensorTable",
     "column_at",
+    "columns_at",
     "columns_text",
     "encode_tables",
     "head_of",
@@ -202,11 +204,21 @@ def column_at(payload: bytes, columns: int, at: int, count: int | None = None) -
 
     `count` is how many values it has to have: the table's rows if None. ValueError where the bytes hold no such column.
     """
+    rows = head_of(payload).rows if count is None else count
+    (values,) = columns_at(payload, columns, [at], rows)
+    return np.repeat(values, rows) if len(values) != rows else values
+
+
+def columns_at(payload: bytes, columns: int, at: Sequence[int], rows: int) -> list[np.ndarray]:
+    """As `column_at` for several columns; of one whose values are all the same there is that value alone, (1,).
+
+    About 3 us, and 5 us a column that is deflated.
+    """
     try:
-        stored = _lengths(at + 1).unpack_from(payload, _HEAD.size)
-        begin = _HEAD.size + columns * _COLUMN.size + sum(stored[1:-2:2])
-        how, length = stored[-2:]
-        return _unpacked(how, payload[begin : begin + length], head_of(payload).rows if count is None else count)
+        stored = _lengths(columns).unpack_from(payload, _HEAD.size)
+        first = _HEAD.size + columns * _COLUMN.size
+        ends = list(itertools.accumulate(stored[1::2], initial=first))
+        return [_unpacked(stored[2 * each], payload[ends[each] : ends[each + 1]], rows) for each in at]
     except (struct.error, zlib.error, IndexError) as error:
         raise ValueError(f"not a column of a table: {error}") from None
 
@@ -292,6 +304,7 @@ def _packed(values: np.ndarray, share: bool = False) -> tuple[int, bytes]:
 
 
 def _unpacked(how: int, data: bytes, count: int) -> np.ndarray:
+    """(count,), or (1,) where all are the same."""
     code = how & _TYPE
     if code > _SHARE:
         raise ValueError(f"values of an unknown type, {code}")
@@ -301,8 +314,8 @@ def _unpacked(how: int, data: bytes, count: int) -> np.ndarray:
         data = zlib.decompressobj().decompress(data, length + 1)
     if len(data) != length:
         raise ValueError(f"{len(data)} bytes for {count} values of {dtype.itemsize} bytes")
-    if how & _ONE_FOR_ALL:
-        values = np.repeat(np.frombuffer(data, dtype), count)
+    if how & _ONE_FOR_ALL or dtype.itemsize == 1:
+        values = np.frombuffer(data, dtype)
     else:
         planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, count)
         values = np.ascontiguousarray(planes.T).view(dtype).reshape(-1)

@@ -32,6 +32,7 @@ from tbnum.log.tensors import (
     Head,
     HistogramTable,
     column_at,
+    columns_at,
     head_of,
     histogram_at,
     parse_columns,
@@ -398,7 +399,7 @@ class Tensors(Mapping[str, TensorSeries]):
         for file, places in self._kept:
             layouts = {key: file.columns[key] for key in _keys(places, "columns")}
             at = {
-                key: [(name, layout.index(name)) for name in wanted if name in layout]
+                key: ([name for name in wanted if name in layout], [layout.index(n) for n in wanted if n in layout])
                 for key, layout in layouts.items()
                 if not set(columns).isdisjoint(layout)
             }
@@ -424,15 +425,15 @@ class Tensors(Mapping[str, TensorSeries]):
                 source, target = targets[head.names]
                 if isinstance(source, np.ndarray) and not len(source):
                     continue
-                width = len(file.columns[head.columns])
+                wanted_here, indices = at[head.columns]
                 try:
-                    rows = [(name, column_at(payload, width, index)) for name, index in at[head.columns]]
+                    found_here = columns_at(payload, len(file.columns[head.columns]), indices, head.rows)
                 except ValueError:
                     file.not_understood(place)
                     continue
                 row = row_of[head.step]
-                for name, column in rows:
-                    values[name][row, target] = column[source]
+                for name, column in zip(wanted_here, found_here, strict=True):
+                    values[name][row, target] = column if len(column) == 1 else column[source]
                 reasons[row] = min(head.kind, len(TABLE_REASONS))
         found = reasons >= 0
         if not found.all():
