@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +113,38 @@ def test_two_optimizers_unscaled_one_after_the_other_raise_no_alarm(tmp_path: Pa
     assert run.events == []
 
 
+def test_the_recipe_of_distributed_training_raises_no_alarm_and_skips_on_all_ranks(tmp_path: Path) -> None:
+    script = f"""
+import torch, torch.distributed as dist, tbnum
+from torch.nn.parallel import DistributedDataParallel
+from tests.loops import OPTIMIZERS, Half, batches
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(Half())
+optimizer = OPTIMIZERS["SGD"](model.parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+with tbnum.wrap(optimizer, scaler, model=model, logdir={str(tmp_path / "run")!r}):
+    for x in batches(6, seed=dist.get_rank(), bad=[4] if dist.get_rank() == 1 else []):
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (run,) = tbnum.read(tmp_path).values()
+    assert run.steps["skipped"].tolist() == [False] * 4 + [True, False]
+    assert [event.kind for event in run.events] == ["skip", "scale_backoff"]
+    assert len(list((tmp_path / "run").glob("*tfevents*"))) == 1  # one writer for all ranks
+    assert len(list((tmp_path / "run").glob("*.rank1.tbnum"))) == 1
+
+
 # -- and each mistake ----------------------------------------------------------------------------------------------
 
 
@@ -161,6 +196,16 @@ def loss_not_scaled(loop: Loop) -> None:
         loop.update(clip=True)
 
 
+def bfloat16_with_scaler(loop: Loop) -> None:
+    model = nn.Linear(8, 1)
+    loop.optimizer.add_param_group({"params": list(model.parameters())})
+    for x in batches(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(x)
+        loop.scaler.scale(output.float().square().mean()).backward()
+        loop.update()
+
+
 def no_gradients(loop: Loop) -> None:
     loop.scaler.scale(torch.ones(1, requires_grad=True).sum()).backward()
     loop.scaler.step(loop.optimizer)
@@ -174,6 +219,7 @@ MISTAKES = [
     loss_low_precision,
     unscale_in_accumulation,
     loss_not_scaled,
+    bfloat16_with_scaler,
     no_gradients,
 ]
 

@@ -31,6 +31,7 @@ SEVERITY: dict[str, str] = {
     "loss_not_scaled": "warning",
     "float16_gradients": "error",
     "loss_low_precision": "warning",
+    "bfloat16_with_scaler": "warning",
     "gradient_underflow": "warning",
     "resume": "info",
     "scaler_state_lost": "warning",
@@ -328,6 +329,13 @@ def _loss_low_precision(event: Event, data: Mapping[str, Any], later: Later | No
     )
 
 
+def _bfloat16_with_scaler(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    return (
+        f"A GradScaler is enabled{_where(data)} although the forward ran in bfloat16, which has the range of float32.",
+        "Leave the scaler out, or disable it (GradScaler(enabled=False)): a loss scale helps float16 alone.",
+    )
+
+
 def _gradient_underflow(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
     return (
         "Much of the gradient flushes to zero at the current loss scale.",
@@ -406,6 +414,7 @@ _WORDS = {
     "loss_not_scaled": _loss_not_scaled,
     "float16_gradients": _float16_gradients,
     "loss_low_precision": _loss_low_precision,
+    "bfloat16_with_scaler": _bfloat16_with_scaler,
     "gradient_underflow": _gradient_underflow,
     "resume": _resume,
     "scaler_state_lost": _scaler_state_lost,

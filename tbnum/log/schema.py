@@ -275,6 +275,7 @@ EVENT_KINDS: dict[str, str] = {
     "loss_not_scaled": "backward ran on a loss that had not been given to scaler.scale()",
     "float16_gradients": "the parameters themselves are float16, whose gradients the scaler refuses",
     "loss_low_precision": "the loss was computed in a 16-bit type",
+    "bfloat16_with_scaler": "the forward ran in bfloat16, which needs no loss scale",
     "gradient_underflow": "much of the gradient flushes to zero at the current scale",
     "resume": "the run was continued from a checkpoint",
     "scaler_state_lost": "the scaler started anew although the log says otherwise",

@@ -134,7 +134,7 @@ def _follow_all(outputs: Any, scaled: Any, observer: StepObserver) -> None:
 
 def _follow(output: Tensor, scaled: Tensor, observer: StepObserver) -> None:
     """Note the loss when its backward runs. The hook keeps the value alone: no graph, no observer alive."""
-    observer.loss_scaled(output.dtype)
+    observer.loss_scaled(output)
     if not scaled.requires_grad or output.is_complex():
         return
     loss = _value(output)

@@ -28,7 +28,7 @@ from torch import Tensor
 from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import statistics_of
 from tbnum.observe.caller import users_line, users_stacklevel
-from tbnum.observe.gradients import Gradients, local, parameters_of
+from tbnum.observe.gradients import Gradients, dtypes_behind, local, parameters_of
 from tbnum.observe.records import (
     UNKNOWN,
     Change,
@@ -159,11 +159,16 @@ class StepObserver:
             self._closure_losses = [float(loss)]
 
     @_harmless
-    def loss_scaled(self, dtype: torch.dtype) -> None:
+    def loss_scaled(self, loss: Tensor) -> None:
         """`scaler.scale(loss)` was called."""
-        self._scale_was_seen = True
-        if dtype in (torch.float16, torch.bfloat16):
-            self._sight_once("loss_low_precision", {"dtype": str(dtype).removeprefix("torch."), "where": users_line()})
+        if not self._scale_was_seen:
+            self._scale_was_seen = True
+            dtypes = dtypes_behind(loss)
+            if torch.bfloat16 in dtypes and torch.float16 not in dtypes:
+                self._sight_once("bfloat16_with_scaler", {"where": users_line()})
+        if loss.dtype in (torch.float16, torch.bfloat16):
+            dtype = str(loss.dtype).removeprefix("torch.")
+            self._sight_once("loss_low_precision", {"dtype": dtype, "where": users_line()})
 
     @_harmless
     def backward_ran(self, loss: Number, graph_task: int) -> None:
