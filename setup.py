@@ -1,8 +1,8 @@
 """Builds tbnum. Metadata stands in pyproject.toml; here stand the packages, and the one part of the front end that is
 not ours: uPlot, which npm fetches by package-lock.json and its hashes into `static/vendor/`.
 
-`static/vendor/` carries the hash of the lock it was built from and is built anew only when the lock has changed. Wheels
-and sdists contain it, so who installs one needs neither npm nor a registry.
+`static/vendor/` carries the hash of the lock and of the recipe it was built from, and is built anew only when one of
+them has changed. Wheels and sdists contain it, so who installs one needs neither npm nor a registry.
 """
 
 from __future__ import annotations
@@ -21,17 +21,24 @@ ROOT = Path(__file__).resolve().parent
 LOCK = ROOT / "package-lock.json"
 VENDOR = ROOT / "plugins" / "tensorboard_plugin_tbnum" / "static" / "vendor"
 STAMP = VENDOR / "lock.sha256"
-UPLOT_FILES = ("dist/uPlot.esm.js", "dist/uPlot.min.css", "LICENSE")
+# Each file, the one of uPlot's package that it is made of, and what is added at its end. uPlot's own module is not
+# minified: 145 kB. Its minified script is a module as soon as it exports its one name.
+VENDORED = (
+    ("uPlot.esm.js", "dist/uPlot.iife.min.js", "\nexport default uPlot;\n"),
+    ("uPlot.min.css", "dist/uPlot.min.css", ""),
+    ("LICENSE", "LICENSE", ""),
+)
 
 
-def lock_hash() -> str:
+def recipe_hash() -> str:
+    """Of all that `static/vendor/` follows from: the lock, and what is made of the package."""
     # Line ends are not the lock's content: a checkout with CRLF is the same lock.
-    return hashlib.sha256(LOCK.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
+    return hashlib.sha256(LOCK.read_bytes().replace(b"\r\n", b"\n") + repr(VENDORED).encode()).hexdigest()
 
 
 def vendor_is_current() -> bool:
-    files = [STAMP, *(VENDOR / Path(name).name for name in UPLOT_FILES)]
-    return all(file.is_file() for file in files) and STAMP.read_text().strip() == lock_hash()
+    files = [STAMP, *(VENDOR / name for name, _, _ in VENDORED)]
+    return all(file.is_file() for file in files) and STAMP.read_text().strip() == recipe_hash()
 
 
 def build_vendor() -> None:
@@ -59,9 +66,10 @@ def build_vendor() -> None:
             )
         VENDOR.mkdir(parents=True, exist_ok=True)
         STAMP.unlink(missing_ok=True)  # a build that is broken off leaves no stamp
-        for name in UPLOT_FILES:
-            shutil.copy(Path(folder, "node_modules", "uplot", name), VENDOR)
-        STAMP.write_text(lock_hash() + "\n")
+        for name, source, end in VENDORED:
+            content = Path(folder, "node_modules", "uplot", source).read_bytes()
+            (VENDOR / name).write_bytes(content.rstrip() + end.encode() if end else content)
+        STAMP.write_text(recipe_hash() + "\n")
 
 
 class BuildFrontend(Command):
