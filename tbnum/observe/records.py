@@ -326,8 +326,9 @@ def _take_change(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str,
     for source, measured in one.change.norms.items():
         norms = _spread(one.parameters, all_places, measured, tree["norms"][source])
         record.columns[f"{'param' if source == 'parameter' else source}_norm"] = norms
-    record.param_norm = combine(record.columns["param_norm"].tolist())
-    record.update_norm = combine(record.columns["update_norm"].tolist())
+    if not one.sharded:  # else these are norms of this rank's part
+        record.param_norm = combine(record.columns["param_norm"].tolist())
+        record.update_norm = combine(record.columns["update_norm"].tolist())
     for source, histograms in one.change.histograms.items():
         _take_histograms(record, source, one.parameters, all_places, histograms, tree["histograms"][source])
 
