@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tbnum.formats import BINS
 from tbnum.log.schema import Event, step_columns
+from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
 
 START = 1_700_000_000.0
@@ -58,15 +60,32 @@ def record(
     values: Mapping[int, Mapping[str, Any]] | None = None,
     *,
     events: Sequence[Event] = (),
+    tables: Sequence[TensorTable | HistogramTable] = (),
     **meta: Any,
 ) -> Path:
     """Writes a whole run into `folder`, which it returns."""
     log = open_log(folder, **meta)
     for event in events:
         log.write_event(event)
+    for table in tables:
+        if isinstance(table, TensorTable):
+            log.write_tensors(table)
+        else:
+            log.write_histogram(table)
     append(log, steps, values)
     log.close()
     return folder
+
+
+def tables_of(steps: Iterable[int], names: tuple[str, ...]) -> list[TensorTable | HistogramTable]:
+    """Gradient norms that rise with the step and the tensor, and a histogram of the whole model."""
+    made: list[TensorTable | HistogramTable] = []
+    for step in steps:
+        made.append(TensorTable(step, names, {"grad_norm": step + np.arange(1.0, len(names) + 1)}))
+        counts = np.zeros((1, BINS), np.int64)
+        counts[0, 100:110] = step + 1
+        made.append(HistogramTable(step, ("*",), "gradient", counts, np.array([math.nan]), np.array([math.nan])))
+    return made
 
 
 def skip(step: int, **data: Any) -> Event:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -20,72 +21,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboard.backend import application
 from tensorboard.plugins import base_plugin
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
-from werkzeug.test import Client, TestResponse
 
+import tbnum
+from tbnum import export
 from tbnum.log.schema import Event
 from tbnum.log.writer import LogWriter
 from tensorboard_plugin_tbnum import decimate, loader, plugin, runs
-from tests.recorded import START, append, column, open_log, record, skip
+from tests.recorded import START, append, column, open_log, record, skip, tables_of
+from tests.routes import BASE, Panel, unpack
 
-BASE = "/data/plugin/tbnum/"
 INF, NAN = float("inf"), float("nan")
-
-
-class Panel:
-    """The plugin's routes, behind TensorBoard's own routing and middleware."""
-
-    def __init__(self, logdir: Path) -> None:
-        self.plugin = plugin.TbnumPlugin(base_plugin.TBContext(logdir=str(logdir)))
-        self.client = Client(application.TensorBoardWSGI([self.plugin]))
-
-    def get(self, route: str, headers: Mapping[str, str] | None = None, **query: Any) -> TestResponse:
-        # `from` is a keyword
-        query = {name.rstrip("_"): value for name, value in query.items()}
-        return self.client.get(BASE + route, query_string=query, headers=dict(headers or {}))
-
-    def json(self, route: str, **query: Any) -> Any:
-        response = self.get(route, **query)
-        assert response.status_code == 200, response.get_data(as_text=True)
-        assert response.mimetype == "application/json"
-        return strict_json(response.data)
-
-    def binary(self, route: str, **query: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        response = self.get(route, **query)
-        assert response.status_code == 200, response.get_data(as_text=True)
-        assert response.mimetype == "application/octet-stream"
-        return unpack(response.data)
-
-    def refused(self, code: int, route: str, **query: Any) -> str:
-        response = self.get(route, **query)
-        assert response.status_code == code, response.get_data(as_text=True)
-        assert response.mimetype == "application/json"
-        assert set(response.json) == {"error"} and "ETag" not in response.headers
-        return response.json["error"]
-
-
-def strict_json(text: bytes) -> Any:
-    def refuse(constant: str) -> Any:
-        raise AssertionError(f"{constant} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def unpack(body: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A binary answer, read as http_api.md tells."""
-    data = 4 + int.from_bytes(body[:4], "little")
-    assert data % 8 == 0 and len(body) % 8 == 0
-    header = strict_json(body[4:data])
-    arrays = {}
-    for entry in header["arrays"]:
-        assert entry["offset"] % 8 == 0
-        dtype = np.dtype(entry["dtype"]).newbyteorder("<")
-        arrays[entry["name"]] = np.frombuffer(body, dtype, entry["length"], data + entry["offset"])
-    assert len({len(array) for array in arrays.values()}) == 1
-    return header, arrays
-
 
 VALUES = {
     20: {"loss": NAN, "grad_norm": INF, "nonfinite_tensors": 2.0, "skipped": True, "loss_scale": 65536.0},
@@ -109,7 +56,8 @@ def panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Panel:
         skip(20, loss=NAN, nonfinite_names=["head.weight"]),
         Event(30, START + 3, "annotation", data={"text": "<script>alert(1)</script>"}),
     ]
-    record(tmp_path / "gpt" / "seed1", range(100), VALUES, events=events)
+    tables = tables_of(range(0, 100, 10), ("a.weight", "b.bias"))
+    record(tmp_path / "gpt" / "seed1", range(100), VALUES, events=events, tables=tables)
     return Panel(tmp_path)
 
 
@@ -358,6 +306,78 @@ def test_step_is_the_nearest_at_or_before(panel, tmp_path):
     assert "begins at step 50" in panel.refused(404, "step", run="late", step=49)
 
 
+def test_findings_say_what_to_act_on_and_where_to_look(panel, tmp_path):
+    values = {step: {"loss": NAN, "skipped": True} for step in (50, 60, 99)}
+    record(tmp_path / "ill", range(100), values, events=[skip(step, loss=NAN) for step in (50, 60, 99)])
+    panel.plugin._runs.scan()
+    answer = panel.json("findings", run="ill")
+    rules = {finding["rule"]: finding for finding in answer["findings"]}
+    assert rules["skip_rate"]["steps"] == [50, 60, 99] and "nonfinite_loss" in rules
+    for finding in answer["findings"]:
+        assert set(finding) == {"rule", "severity", "title", "evidence", "remedy", "steps"}
+    order = [("error", "warning", "info").index(finding["severity"]) for finding in answer["findings"]]
+    assert order == sorted(order)
+
+
+def test_findings_are_found_once_until_the_run_changes(panel, tmp_path, monkeypatch):
+    calls = []
+    find = panel.plugin._runs._find_all
+    monkeypatch.setattr(panel.plugin._runs, "_find_all", lambda run, events: calls.append(1) or find(run, events))
+    panel.json("findings", run=RUN)
+    panel.json("findings", run=RUN)
+    assert len(calls) == 1
+    log = open_log(tmp_path / RUN, first_step=100)
+    append(log, range(100, 110))
+    panel.json("findings", run=RUN)
+    log.close()
+    assert len(calls) == 2
+
+
+def test_a_rule_of_the_findings_that_fails_is_told_as_one(panel, monkeypatch, caplog):
+    monkeypatch.setattr(panel.plugin._runs, "_find_all", lambda run, events: 1 / 0)
+    (told,) = panel.json("findings", run=RUN)["findings"]
+    assert told["rule"] == "findings_failed" and "ZeroDivisionError" in told["evidence"]
+    assert panel.json("events", run=RUN)["events"][0]["message"]
+
+
+def test_settings_are_what_can_be_compared_between_runs(panel, tmp_path):
+    parameters = {"a.weight": [4, 4]}
+    log = open_log(
+        tmp_path / "set", seed=7, config={"lr": INF, "nested": {"a": 1}}, parameters=parameters, world_size=2
+    )
+    log.close()
+    panel.plugin._runs.scan()
+    settings = panel.json("settings", run="set")["settings"]
+    assert settings["seed"] == 7 and settings["config"] == {"lr": "Infinity", "nested": {"a": 1}}
+    assert settings["scaler"]["growth_interval"] == 2000 and settings["optimizers"]["optimizer"]["class"] == "AdamW"
+    assert settings["sessions"] == 1 and settings["world_size"] == 2
+    assert not {"parameters", "session", "start_time", "ranks", "dropped", "file"} & set(settings)
+    assert panel.json("settings", run=RUN)["settings"]["seed"] is None
+
+
+@pytest.mark.parametrize("what", ["steps", "events"])
+@pytest.mark.parametrize("form", ["csv", "json", "jsonl"])
+def test_an_export_is_what_the_command_writes(panel, tmp_path, what, form):
+    response = panel.get("export", run=RUN, what=what, format=form)
+    assert response.status_code == 200 and "ETag" not in response.headers
+    assert response.headers["Content-Disposition"] == f'attachment; filename="gpt_seed1.{what}.{form}"'
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    stream = io.StringIO()
+    run = tbnum.read(tmp_path)[RUN]
+    getattr(export, f"write_{what}_{form}")(stream, run)
+    assert response.get_data(as_text=True) == stream.getvalue()
+
+
+def test_an_export_of_a_million_steps_is_streamed(panel, monkeypatch):
+    steps = np.arange(1_000_000)
+    columns = {"step": steps, "wall_time": steps / 10, "loss": np.sin(steps)}
+    snapshot = runs.Snapshot("a", "1", columns, {}, [], [])
+    monkeypatch.setattr(panel.plugin._runs, "snapshot", lambda *_, **__: snapshot)
+    pieces = panel.client.get(BASE + "export", query_string={"run": "a"}, buffered=False).response
+    first = [next(iter(pieces)) for _ in range(3)]
+    assert max(map(len, first)) < 2 << 20
+
+
 # Names, errors, caching.
 
 
@@ -371,9 +391,15 @@ def test_run_names_are_text(tmp_path, name):
     assert panel.json("step", run=name, step=3)["values"]["loss"] == 3.0
 
 
-@pytest.mark.parametrize("route", ["run", "series", "nonfinite", "events", "step"])
+ROUTES = [
+    *("run", "series", "nonfinite", "events", "step"),
+    *("tensors", "heatmap", "tensor", "histogram", "ridge", "findings", "settings", "export"),
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
 def test_an_unknown_run_is_404_and_a_missing_one_400(panel, route):
-    query = {"columns": "loss", "column": "loss", "step": 1}
+    query = {"columns": "loss", "column": "loss", "step": 1, "name": "a"}
     for name in ("nope", "", "..", "../" + RUN, "/etc/passwd", RUN + "/", RUN.upper(), RUN + "\0", "\udcff"):
         reason = panel.refused(404, route, run=name.encode("utf-8", "surrogateescape"), **query)
         assert "no run" in reason
@@ -404,6 +430,8 @@ def test_an_unknown_run_is_404_and_a_missing_one_400(panel, route):
         ("nonfinite", {}, 400, "column is missing"),
         ("nonfinite", {"column": "nope"}, 404, "'nope'"),
         ("nonfinite", {"column": "loss", "from_": "x"}, 400, "from='x'"),
+        ("export", {"format": "xml"}, 400, "format='xml'"),
+        ("export", {"what": "tensors"}, 400, "what='tensors'"),
         ("step", {}, 400, "step is missing"),
         ("step", {"step": "last"}, 400, "step='last'"),
         ("step", {"step": -1}, 404, "begins at step 0"),
@@ -441,6 +469,14 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("nonfinite", {"run": RUN, "column": "loss"}),
     ("events", {"run": RUN}),
     ("step", {"run": RUN, "step": 3}),
+    ("tensors", {"run": RUN}),
+    ("heatmap", {"run": RUN, "column": "grad_norm"}),
+    ("heatmap", {"run": RUN, "column": "grad_norm", "depth": 1}),
+    ("tensor", {"run": RUN, "name": "a.weight", "columns": "grad_norm"}),
+    ("histogram", {"run": RUN}),
+    ("ridge", {"run": RUN}),
+    ("findings", {"run": RUN}),
+    ("settings", {"run": RUN}),
 ]
 
 
@@ -478,7 +514,10 @@ def test_binary_answers_stay_as_they_are_and_text_is_compressed_for_who_takes_it
     assert text.headers["ETag"].startswith("W/")  # a strong one would have to differ from that of the plain text
 
 
-def test_hundreds_of_malformed_requests_get_an_answer_below_500_and_leave_nothing(panel):
+FUZZ = 10_000 if os.environ.get("TBNUM_FUZZ") else 1_000
+
+
+def test_malformed_requests_get_an_answer_below_500_and_leave_nothing(panel):
     dice = random.Random(0)
     pieces = [
         *(
@@ -489,7 +528,15 @@ def test_hundreds_of_malformed_requests_get_an_answer_below_500_and_leave_nothin
             "to",
             "buckets",
             "step",
+            "name",
+            "depth",
+            "rows",
+            "source",
+            "what",
+            "format",
             "x",
+            "a.weight",
+            "gradient",
             RUN,
             "loss",
             "grad_norm",
@@ -521,11 +568,7 @@ def test_hundreds_of_malformed_requests_get_an_answer_below_500_and_leave_nothin
     ]
     routes = [
         "runs",
-        "run",
-        "series",
-        "nonfinite",
-        "events",
-        "step",
+        *ROUTES,
         "static/index.js",
         "static/",
         "static",
@@ -534,14 +577,16 @@ def test_hundreds_of_malformed_requests_get_an_answer_below_500_and_leave_nothin
     ]
     seen = set()
     before = len(panel.plugin._runs._entries), threading.active_count()
-    for _ in range(600):
+    for _ in range(FUZZ):
         pairs = []
         for _ in range(dice.randrange(6)):
-            name = dice.choice(pieces[:9])
+            name = dice.choice(pieces[:14])
             value = "".join(dice.choice(pieces) for _ in range(dice.randrange(3)))
             pairs.append(f"{name}={value if dice.random() < 0.5 else urllib.parse.quote(value)}")
         if dice.random() < 0.5:
             pairs.append(f"run={RUN}")
+        if dice.random() < 0.3:
+            pairs += ["column=grad_norm", "columns=grad_norm", "name=a.weight"]
         route = dice.choice(routes) + (dice.choice(pieces) if dice.random() < 0.1 else "")
         response = panel.client.get(BASE + urllib.parse.quote(route), query_string="&".join(pairs))
         seen.add(response.status_code)
@@ -555,18 +600,20 @@ def test_hundreds_of_malformed_requests_get_an_answer_below_500_and_leave_nothin
 def test_damaged_logs_are_answered_with_what_is_sound(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "FRESH_SECONDS", -1.0)
     dice = random.Random(1)
-    record(tmp_path / "whole" / "run", range(300), VALUES, events=[skip(20), skip(21)])
-    (source,) = (tmp_path / "whole" / "run").glob("*.tbnum")
-    sound = source.read_bytes()
+    tables = tables_of(range(0, 300, 3), ("a.weight", "b.bias"))
+    record(tmp_path / "whole" / "run", range(300), VALUES, events=[skip(20), skip(21)], tables=tables)
+    sources = list((tmp_path / "whole" / "run").glob("*.tbnum"))
+    assert len(sources) == 2
     for index in range(40):
-        damaged = bytearray(sound)
-        for _ in range(dice.randrange(1, 30)):
-            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
-        if index % 3 == 0:
-            del damaged[dice.randrange(len(damaged)) :]
         folder = tmp_path / "damaged" / str(index)
         folder.mkdir(parents=True)
-        (folder / source.name).write_bytes(damaged)
+        for source in sources:
+            damaged = bytearray(source.read_bytes())
+            for _ in range(dice.randrange(1, 30)):
+                damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+            if index % 3 == 0:
+                del damaged[dice.randrange(len(damaged)) :]
+            (folder / source.name).write_bytes(damaged)
     panel = Panel(tmp_path / "damaged")
     rows = panel.json("runs")["runs"]
     assert len(rows) == 40

@@ -423,8 +423,8 @@ def settings_impl(snapshot: Snapshot) -> dict[str, Any]:
     meta = snapshot.meta
     told = {key: value for key, value in meta.items() if key not in NO_SETTINGS}
     settings = {key: told.pop(key, None) for key in ("scaler", "optimizers", "versions", "seed", "config")}
-    settings["sessions"] = len(meta.get("sessions") or ())
-    return {"run": snapshot.run, "version": snapshot.version, "settings": _plain({**settings, **told})}
+    settings = {**settings, **told, "sessions": len(meta.get("sessions") or ())}
+    return {"run": snapshot.run, "version": snapshot.version, "settings": _plain(settings)}
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
