@@ -291,6 +291,57 @@ def test_an_explainer_that_fails_leaves_the_facts(tmp_path):
     assert "a rule went wrong" in snapshot.problems[-1]
 
 
+def test_who_asks_for_steps_does_not_wait_for_the_events_of_the_same_run(tmp_path):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def explain(run):
+        begun.set()
+        assert go_on.wait(30)
+        return run.raw_events
+
+    record(tmp_path / "a", events=[skip(3)])
+    of = table(tmp_path, explain=explain)
+    events: list[object] = []
+    asking = threading.Thread(target=lambda: events.extend(of.snapshot("a", events=True).events))
+    asking.start()
+    assert begun.wait(30)
+    assert len(of.snapshot("a").steps["step"]) == 10 and not events
+    go_on.set()
+    asking.join(30)
+    assert len(events) == 1
+
+
+def test_a_run_that_takes_long_to_explain_is_not_explained_anew_with_every_step(tmp_path, always_fresh, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    asked: list[int] = []
+
+    def explain(run):
+        asked.append(len(run.steps["step"]))
+        now[0] += 2.0
+        return run.raw_events
+
+    log = open_log(tmp_path / "a")
+    append(log, range(10))
+    of = table(tmp_path, explain=explain)
+    first = of.snapshot("a", events=True)
+    append(log, range(10, 20))
+    second = of.snapshot("a", events=True)
+    assert asked == [10] and len(second.steps["step"]) == 20 and second.version != first.version
+    assert second.events_version == first.events_version  # a browser learns that these events are those it has
+    now[0] += 8.1
+    third = of.snapshot("a", events=True)
+    assert asked == [10, 20] and third.events_version == third.version
+    assert of.snapshot("a", events=True).events_version == third.version and asked == [10, 20]
+    log.close()
+
+
+def test_the_table_has_the_optimizers_of_runs_that_nobody_asked_for(tmp_path):
+    record(tmp_path / "a")
+    record(tmp_path / "gan", optimizers={"gen": {}, "dis": {}})
+    assert [row.optimizers for row in table(tmp_path).listing().rows] == [("optimizer",), ("gen", "dis")]
+
+
 def test_many_threads_read_a_growing_run_without_a_torn_view(tmp_path, always_fresh):
     log = open_log(tmp_path / "a")
     append(log, range(10))

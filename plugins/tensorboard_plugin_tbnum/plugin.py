@@ -163,7 +163,10 @@ class TbnumPlugin(base_plugin.TBPlugin):
     def _serve_events(self, request: wrappers.Request) -> wrappers.Response:
         snapshot = self._snapshot(request, events=True)
         return _answer(
-            request, "application/json", _etag(snapshot.version, "events"), lambda: _to_json(events_impl(snapshot))
+            request,
+            "application/json",
+            _etag(snapshot.events_version, "events"),
+            lambda: _to_json(events_impl(snapshot)),
         )
 
     def _serve_step(self, request: wrappers.Request) -> wrappers.Response:
@@ -174,7 +177,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
         return _answer(
             request,
             "application/json",
-            _etag(snapshot.version, "step", step),
+            _etag(snapshot.version, snapshot.events_version, "step", step),
             lambda: _to_json(step_impl(snapshot, step)),
         )
 
@@ -245,7 +248,10 @@ class TbnumPlugin(base_plugin.TBPlugin):
     def _serve_findings(self, request: wrappers.Request) -> wrappers.Response:
         snapshot = self._snapshot(request, findings=True)
         return _answer(
-            request, "application/json", _etag(snapshot.version, "findings"), lambda: _to_json(findings_impl(snapshot))
+            request,
+            "application/json",
+            _etag(snapshot.events_version, "findings"),
+            lambda: _to_json(findings_impl(snapshot)),
         )
 
     def _serve_settings(self, request: wrappers.Request) -> wrappers.Response:
@@ -373,7 +379,7 @@ def nonfinite_impl(snapshot: Snapshot, column: str, first: int | None, last: int
 
 
 def events_impl(snapshot: Snapshot) -> dict[str, Any]:
-    return {"version": snapshot.version, "events": _event_rows(snapshot, snapshot.events)}
+    return {"version": snapshot.events_version, "events": _event_rows(snapshot, snapshot.events)}
 
 
 def step_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:
@@ -403,7 +409,7 @@ def step_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:
 
 def findings_impl(snapshot: Snapshot) -> dict[str, Any]:
     return {
-        "version": snapshot.version,
+        "version": snapshot.events_version,
         "findings": [
             {**dataclasses.asdict(finding), "steps": _steps_of(finding, snapshot.events)}
             for finding in snapshot.findings

@@ -15,13 +15,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tbnum.explain.finding import Finding
-from tbnum.log.reader import Explain, Run, Totals, find_runs, session_metas
+from tbnum.log.reader import Run, Totals, find_runs, session_metas
 from tbnum.log.schema import Event
 from tbnum.log.tensors_reader import Histograms, Tensors
 from tensorboard_plugin_tbnum.cells import CellCache
@@ -43,7 +43,9 @@ BUDGET_BYTES = 400 << 20
 EVENT_BYTES = 2_000
 """What an event takes in memory, with its explanation. Roughly."""
 
-Find = Callable[[Run, Sequence[Event]], Sequence[Finding]]
+Explain = Callable[["Recorded"], Sequence[Event]]
+"""The events of a run with their causes."""
+Find = Callable[["Recorded", Sequence[Event]], Sequence[Finding]]
 """The findings of a run with its explained events."""
 
 _URL = re.compile(r"[a-zA-Z][0-9a-zA-Z.+-]*://")
@@ -102,6 +104,8 @@ class Snapshot:
     """Explained. Empty unless asked for."""
     findings: Sequence[Finding] = ()
     """Empty unless asked for."""
+    events_version: str = ""
+    """Changes whenever events or findings do; they may be those of a moment before `version`."""
     tensors: Tensors | None = None
     """None unless asked for."""
     histograms: Histograms | None = None
@@ -112,6 +116,39 @@ class Snapshot:
     @property
     def name(self) -> str:
         return self.run
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What rules explain: a run at one moment. Its tables of tensors are opened when a rule asks for them."""
+
+    name: str
+    steps: Mapping[str, np.ndarray]
+    raw_events: Sequence[Event]
+    meta: Mapping[str, Any]
+    _run: Run
+
+    @property
+    def tensors(self) -> Tensors:
+        return self._run.tensors
+
+    @property
+    def histograms(self) -> Histograms:
+        return self._run.histograms
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """What the rules said of a run."""
+
+    version: str
+    record: Recorded
+    events: Sequence[Event]
+    problems: Sequence[str]
+    until: float
+    """So long it may stand though the run went on."""
+    findings: Sequence[Finding] | None = None
+    """None until asked for."""
 
 
 def roots(logdir: str | None, logdir_spec: str | None = None) -> list[Root]:
@@ -188,7 +225,8 @@ class RunTable:
     def snapshot(self, name: str, *, events: bool = False, findings: bool = False, tensors: bool = False) -> Snapshot:
         """The run as it is on disk, or was at most a second ago; with its events and more if asked for.
 
-        Waits only for who else reads the same run (and, before the first scan is through, a little for that).
+        Waits only for who else reads the same run (and, before the first scan is through, a little for that). Events
+        and findings are worked out beside, so that who asks for steps does not wait for them.
         UnknownRun where there is none of that name.
         """
         entry = self._find(name)
@@ -202,43 +240,79 @@ class RunTable:
             steps = run.steps
             count = len(steps.get("step", ()))
             steps = {"step": np.empty(0, np.int64), "wall_time": np.full(count, np.nan), **steps}
-            found: Sequence[Event] = ()
-            if events or findings:
-                try:
-                    found = run.events
-                except Exception as error:
-                    # A rule that fails must not hide the facts.
-                    logger.exception("tbnum: the events of run %r could not be explained", name)
-                    problems.append(f"the events could not be explained ({type(error).__name__}: {error})")
-                    found = run.raw_events
-            told: Sequence[Finding] = ()
-            if findings and self._find_all is not None:
-                told = self._findings_of(entry, run, found)
+            raw_events = run.raw_events
+            version = f"{entry.serial}.{run.version}"
             entry.optimizers, entry.problems = _optimizers([meta]), len(problems)
-            entry.bytes = sum(values.nbytes for values in steps.values()) + EVENT_BYTES * len(run.raw_events)
+            entry.bytes = sum(values.nbytes for values in steps.values()) + EVENT_BYTES * len(raw_events)
             entry.bytes += entry.cells.nbytes
             entry.used = time.monotonic()
-            version = f"{entry.serial}.{run.version}"
-            snapshot = Snapshot(name, version, steps, meta, problems, found, told, tables, histograms, entry.cells)
+        told = None
+        if events or findings:
+            record = Recorded(name, steps, raw_events, meta, run)
+            told = self._explained_of(entry, record, version, findings)
+            entry.problems = len(problems) + len(told.problems)
         self._evict(keep=entry)
-        return snapshot
+        return Snapshot(
+            name,
+            version,
+            steps,
+            meta,
+            [*problems, *told.problems] if told else problems,
+            told.events if told else (),
+            (told.findings or ()) if told else (),
+            told.version if told else "",
+            tables,
+            histograms,
+            entry.cells,
+        )
 
-    def _findings_of(self, entry: _Entry, run: Run, events: Sequence[Event]) -> Sequence[Finding]:
-        """Found once for each change of the run. Called under the entry's lock."""
-        assert self._find_all is not None
-        if entry.found is None or entry.found[0] != run.version:
-            try:
-                entry.found = run.version, tuple(self._find_all(run, events))
-            except Exception as error:
-                # As with the events: what a rule stumbles over is told, and hides nothing else.
-                logger.exception("tbnum: the findings of run %r failed", run.name)
-                reason = f"{type(error).__name__}: {error}"
-                entry.found = (
-                    run.version,
-                    (Finding("findings_failed", "warning", "The findings of this run failed", reason, ""),),
-                )
-        entry.findings = len(entry.found[1])
-        return entry.found[1]
+    def _explained_of(self, entry: _Entry, record: Recorded, version: str, findings: bool) -> _Explained:
+        """Events and, if asked for, findings of `record`; one thread at a time works on a run.
+
+        Of a run that goes on and takes long to explain, those of a moment ago, so that this takes a fifth of the time
+        at most.
+        """
+        with entry.explaining:
+            told = entry.told
+            if told is None or told.version != version:
+                recent = told is not None and time.monotonic() < told.until
+                same = told is not None and told.version.partition(".")[0] == version.partition(".")[0]
+                if not (recent and same):
+                    told = self._explain_now(record, version)
+            assert told is not None
+            if findings and told.findings is None:
+                told = self._find_now(told)
+                entry.findings = len(told.findings or ())
+            entry.told = told
+            return told
+
+    def _explain_now(self, record: Recorded, version: str) -> _Explained:
+        started = time.monotonic()
+        found: Sequence[Event] = record.raw_events
+        problems = []
+        try:
+            if self._explain is not None:
+                found = tuple(self._explain(record))
+        except Exception as error:
+            # A rule that fails must not hide the facts.
+            logger.exception("tbnum: the events of run %r could not be explained", record.name)
+            problems.append(f"the events could not be explained ({type(error).__name__}: {error})")
+        until = time.monotonic() + 4 * (time.monotonic() - started)
+        return _Explained(version, record, found, problems, until)
+
+    def _find_now(self, told: _Explained) -> _Explained:
+        started = time.monotonic()
+        found: Sequence[Finding] = ()
+        try:
+            if self._find_all is not None:
+                found = tuple(self._find_all(told.record, told.events))
+        except Exception as error:
+            # As with the events: what a rule stumbles over is told, and hides nothing else.
+            logger.exception("tbnum: the findings of run %r failed", told.record.name)
+            reason = f"{type(error).__name__}: {error}"
+            found = (Finding("findings_failed", "warning", "The findings of this run failed", reason, ""),)
+        now = time.monotonic()
+        return replace(told, findings=found, until=max(told.until, now) + 4 * (now - started))
 
     def scan(self) -> None:
         """Looks through the folders once. Some 150 us a run."""
@@ -303,8 +377,7 @@ class RunTable:
         """The run with its steps, fresh. Called under the entry's lock."""
         if entry.opened is None:
             entry.serial = f"{self._salt}-{next(self._serials)}"
-            entry.opened = Run(entry.folder, name=entry.name, explain=self._explain)
-            entry.found = None
+            entry.opened = Run(entry.folder, name=entry.name)
             entry.checked = float("-inf")
         if time.monotonic() - entry.checked > FRESH_SECONDS:
             entry.opened.refresh()
@@ -330,7 +403,7 @@ class RunTable:
                 continue
             try:
                 total -= entry.bytes
-                entry.opened, entry.found, entry.bytes = None, None, 0
+                entry.opened, entry.told, entry.bytes = None, None, 0
                 entry.cells = CellCache()
             finally:
                 entry.lock.release()
@@ -349,7 +422,8 @@ class _Entry:
         self.optimizers: tuple[str, ...] | None = None
         self.problems: int | None = None
         self.findings: int | None = None
-        self.found: tuple[int, Sequence[Finding]] | None = None  # of which version of the run
+        self.explaining = threading.Lock()  # of the next one; whoever holds it may wait for `lock`, never the other way
+        self.told: _Explained | None = None
         self.cells = CellCache()
         self.serial = ""
         self.checked = float("-inf")
