@@ -6,11 +6,13 @@ What they promise stands in `http_api.md`.
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import logging
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from tbnum.explain import Finding, explain_run, findings
 from tbnum.log.reader import Totals
 from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL, Event, lr_columns
 from tensorboard_plugin_tbnum import decimate, tables
+from tensorboard_plugin_tbnum.derived import derived, derived_names
 from tensorboard_plugin_tbnum.runs import Listing, Row, RunTable, Snapshot, UnknownRun, roots
 from tensorboard_plugin_tbnum.tables import NotFound
 
@@ -60,6 +63,7 @@ MIMETYPES = {
 DEFAULT_BUCKETS = 2048
 MAX_BUCKETS = 1 << 20
 MAX_FINDING_STEPS = 100
+KEPT_BYTES = 16 << 20
 
 NO_SETTINGS = {
     *("session", "file", "start_time", "end_time", "ended", "closed", "first_step", "format_version", "dropped"),
@@ -95,6 +99,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
             explain=explain_run,
             find=findings,
         )
+        self._kept = _Kept()
 
     def get_plugin_apps(self) -> dict[str, Any]:
         # TensorBoard asks once, while it starts: early enough for the tab to be there when the first page is loaded.
@@ -167,6 +172,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
             "application/json",
             _etag(snapshot.events_version, "events"),
             lambda: _to_json(events_impl(snapshot)),
+            self._kept,
         )
 
     def _serve_step(self, request: wrappers.Request) -> wrappers.Response:
@@ -321,6 +327,7 @@ def run_impl(snapshot: Snapshot) -> dict[str, Any]:
         "version": snapshot.version,
         "steps": len(snapshot.steps["step"]),
         "columns": list(snapshot.steps),
+        "derived": derived_names(snapshot.steps),
         "meta": _plain(snapshot.meta),
         "problems": list(snapshot.problems),
     }
@@ -341,6 +348,7 @@ def series_impl(snapshot: Snapshot, columns: Sequence[str], first: int | None, l
         "wall_time": snapshot.steps["wall_time"][cut.first].astype(np.float64),
     }
     wide = {"step", "wall_time", "loss_scale", *lr_columns(values)}
+    wide |= {name for name in values if name.rpartition("/")[2] == "updates"}
     for name, column in values.items():
         on_wire = (lambda x: x.astype(np.float64)) if name in wide else decimate.as_float32
         if cut.size == 1:
@@ -467,9 +475,13 @@ def frontend_state() -> str:
 
 
 def _column(snapshot: Snapshot, name: str) -> np.ndarray:
-    if name not in snapshot.steps:
-        raise NotFound(f"run {snapshot.run!r} has no column {name!r}; it has {', '.join(snapshot.steps)}")
-    return snapshot.steps[name]
+    if name in snapshot.steps:
+        return snapshot.steps[name]
+    values = derived(name, snapshot.steps)
+    if values is None:
+        known = ", ".join([*snapshot.steps, *derived_names(snapshot.steps)])
+        raise NotFound(f"run {snapshot.run!r} has no column {name!r}; it has {known}")
+    return values
 
 
 def _extent(snapshot: Snapshot) -> dict[str, Any]:
@@ -594,8 +606,31 @@ class _NotModified(wrappers.Response):
         return headers
 
 
-def _answer(request: wrappers.Request, mimetype: str, tag: str, body: Callable[[], bytes]) -> wrappers.Response:
-    """Answers with `body()`, which is not computed when the asker has it already.
+class _Kept:
+    """Long texts that are asked for again and again, compressed, within a budget."""
+
+    def __init__(self, budget_bytes: int = KEPT_BYTES) -> None:
+        self._budget_bytes = budget_bytes
+        self._lock = threading.Lock()
+        self._texts: dict[str, bytes] = {}  # by ETag; the one asked for last comes last
+
+    def get(self, tag: str, body: Callable[[], bytes]) -> bytes:
+        """`body()` in gzip, made once for each tag."""
+        with self._lock:
+            text = self._texts.pop(tag, None)
+        if text is None:
+            text = gzip.compress(body(), compresslevel=3, mtime=0)
+        with self._lock:
+            self._texts[tag] = text
+            while sum(map(len, self._texts.values())) > self._budget_bytes:
+                del self._texts[next(iter(self._texts))]
+        return text
+
+
+def _answer(
+    request: wrappers.Request, mimetype: str, tag: str, body: Callable[[], bytes], kept: _Kept | None = None
+) -> wrappers.Response:
+    """Answers with `body()`, which is not computed when the asker, or `kept`, has it already.
 
     Binary answers get a strong ETag. Text gets a weak one, since TensorBoard compresses it for those who take gzip.
     """
@@ -606,6 +641,8 @@ def _answer(request: wrappers.Request, mimetype: str, tag: str, body: Callable[[
     if request.if_none_match.contains_weak(tag):
         headers += [("Cache-Control", "no-cache, must-revalidate"), ("X-Content-Type-Options", "nosniff")]
         return _NotModified(status=304, headers=headers, content_type=mimetype)
+    if kept is not None:
+        return http_util.Respond(request, kept.get(tag, body), mimetype, headers=headers, content_encoding="gzip")
     return http_util.Respond(request, body(), mimetype, headers=headers)
 
 

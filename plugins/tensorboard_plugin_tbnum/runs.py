@@ -38,6 +38,8 @@ IDLE_SECONDS = 30.0
 """How often the folders are looked through when nobody asks."""
 FIRST_SCAN_SECONDS = 5.0
 """So long a question about a run that is not known yet waits for the first scan."""
+MOMENT_SECONDS = 0.2
+"""What takes longer to work out is not done anew for each new step of a run."""
 BUDGET_BYTES = 400 << 20
 """Steps and events kept in memory, all runs together."""
 EVENT_BYTES = 2_000
@@ -149,6 +151,12 @@ class _Explained:
     """So long it may stand though the run went on."""
     findings: Sequence[Finding] | None = None
     """None until asked for."""
+
+
+def _stands_until(started: float) -> float:
+    """How long what took from `started` until now may stand: not at all if that was a moment."""
+    took = time.monotonic() - started
+    return started if took < MOMENT_SECONDS else started + 5 * took
 
 
 def roots(logdir: str | None, logdir_spec: str | None = None) -> list[Root]:
@@ -297,8 +305,7 @@ class RunTable:
             # A rule that fails must not hide the facts.
             logger.exception("tbnum: the events of run %r could not be explained", record.name)
             problems.append(f"the events could not be explained ({type(error).__name__}: {error})")
-        until = time.monotonic() + 4 * (time.monotonic() - started)
-        return _Explained(version, record, found, problems, until)
+        return _Explained(version, record, found, problems, _stands_until(started))
 
     def _find_now(self, told: _Explained) -> _Explained:
         started = time.monotonic()
@@ -311,8 +318,7 @@ class RunTable:
             logger.exception("tbnum: the findings of run %r failed", told.record.name)
             reason = f"{type(error).__name__}: {error}"
             found = (Finding("findings_failed", "warning", "The findings of this run failed", reason, ""),)
-        now = time.monotonic()
-        return replace(told, findings=found, until=max(told.until, now) + 4 * (now - started))
+        return replace(told, findings=found, until=max(told.until, _stands_until(started)))
 
     def scan(self) -> None:
         """Looks through the folders once. Some 150 us a run."""

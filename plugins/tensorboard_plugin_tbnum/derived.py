@@ -1,0 +1,52 @@
+"""Columns of `series` that no log stores, as they follow from stored ones step by step.
+
+Here and not in the panel, for what is reduced to buckets first cannot be divided exactly afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+__all__ = ["derived", "derived_names"]
+
+SOURCES: Mapping[str, tuple[str, ...]] = {
+    "update_ratio": ("update_norm", "param_norm"),
+    "clipped": ("clip_coef", "skipped"),
+    "updates": ("skipped",),
+}
+"""What each follows from, of the same optimizer.
+
+update_ratio  the norm of the parameters' change in the step over the parameters' norm
+clipped       1 where clipping made the gradients smaller, else 0; unknown where the step was skipped. Its mean is the
+              share of clipped steps
+updates       steps so far, this one included, that changed the parameters: those that were not skipped
+"""
+
+
+def derived_names(columns: Mapping[str, np.ndarray]) -> list[str]:
+    """The derived columns that there are beside `columns`, each optimizer's after its name as the stored ones."""
+    prefixes = dict.fromkeys(name.rpartition("/")[0] for name in columns if name.rpartition("/")[2] == "skipped")
+    names = (f"{prefix}/{name}" if prefix else name for prefix in prefixes for name in SOURCES)
+    return [name for name in names if name not in columns and derived(name, columns) is not None]
+
+
+def derived(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """(S,) float64, NaN where unknown. None where it is no derived column, or lacks what it follows from.
+
+    A few ms for a million steps.
+    """
+    prefix, slash, base = name.rpartition("/")
+    if base not in SOURCES:
+        return None
+    parts = [columns.get(prefix + slash + source) for source in SOURCES[base]]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    if base == "updates":
+        return np.cumsum(~found[0].astype(bool)).astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if base == "update_ratio":
+            return np.asarray(found[0] / found[1])
+        return np.where(np.isnan(found[0]) | found[1].astype(bool), np.nan, found[0] < 1)
