@@ -401,6 +401,7 @@ def test_settings_are_what_can_be_compared_between_runs(panel, tmp_path):
     assert settings["sessions"] == 1 and settings["world_size"] == 2
     assert not {"parameters", "session", "start_time", "ranks", "dropped", "file"} & set(settings)
     assert panel.json("settings", run=RUN)["settings"]["seed"] is None
+    assert all(entry.opened is None for entry in panel.plugin._runs._entries.values())  # no step was read for it
 
 
 @pytest.mark.parametrize("what", ["steps", "events"])

@@ -261,10 +261,11 @@ class TbnumPlugin(base_plugin.TBPlugin):
         )
 
     def _serve_settings(self, request: wrappers.Request) -> wrappers.Response:
-        snapshot = self._snapshot(request)
-        return _answer(
-            request, "application/json", _etag(snapshot.version, "settings"), lambda: _to_json(settings_impl(snapshot))
-        )
+        name = _text(request, "run")
+        settings = settings_impl(self._runs.sessions(name))
+        tag = _etag(_to_json(settings))
+        body = _to_json({"run": name, "version": tag, "settings": settings})
+        return _answer(request, "application/json", _etag("settings", name, tag), lambda: body)
 
     def _serve_export(self, request: wrappers.Request) -> wrappers.Response:
         what, form = request.args.get("what", "steps"), request.args.get("format", "csv")
@@ -432,13 +433,12 @@ def _steps_of(finding: Finding, events: Sequence[Event]) -> list[int]:
     return list(dict.fromkeys(steps))[:MAX_FINDING_STEPS]
 
 
-def settings_impl(snapshot: Snapshot) -> dict[str, Any]:
-    """What the newest session told of itself, for comparing runs."""
-    meta = snapshot.meta
-    told = {key: value for key, value in meta.items() if key not in NO_SETTINGS}
+def settings_impl(sessions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the newest of a run's sessions told of its settings, for comparing runs."""
+    told = {key: value for key, value in sessions[-1].items() if key not in NO_SETTINGS}
     settings = {key: told.pop(key, None) for key in ("scaler", "optimizers", "versions", "seed", "config")}
-    settings = {**settings, **told, "sessions": len(meta.get("sessions") or ())}
-    return {"run": snapshot.run, "version": snapshot.version, "settings": _plain(settings)}
+    plain: dict[str, Any] = _plain({**settings, **told, "sessions": len(sessions)})
+    return plain
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
