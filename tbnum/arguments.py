@@ -42,7 +42,7 @@ def checked_optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
 def _checked_optimizer(given: Any, what: str) -> torch.optim.Optimizer:
     seen: list[Any] = []
     inner = given
-    while not isinstance(inner, torch.optim.Optimizer):
+    while not _has_step_hooks(inner):
         seen.append(inner)
         inner = getattr(inner, "optimizer", None) or getattr(inner, "_optimizer", None)
         if inner is None or any(inner is each for each in seen):
@@ -53,6 +53,11 @@ def _checked_optimizer(given: Any, what: str) -> torch.optim.Optimizer:
     if not any(group["params"] for group in inner.param_groups):
         raise ValueError(f"{what} ({type(inner).__name__}) has no parameters; wrap it after they were added.")
     return inner
+
+
+def _has_step_hooks(given: Any) -> bool:
+    """A wrapper may be an Optimizer by class (Accelerate's is) whose own step nobody hooks."""
+    return isinstance(given, torch.optim.Optimizer) and hasattr(given, "_optimizer_step_pre_hooks")
 
 
 def check_scaler(scaler: Any) -> None:
@@ -110,7 +115,7 @@ def checked_folder(logdir: Any, writer: Any) -> Path:
         raise ValueError(f"logdir is {path!r}; give the path of a folder as text.")
     if "://" in path:
         raise ValueError(f"logdir is {path!r}: tbnum writes to local folders only; write locally and copy or mount it.")
-    return Path(path).expanduser()
+    return Path(path).expanduser().absolute()  # the program may change its working directory
 
 
 def described(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from tbnum.arguments import check_intervals, check_scaler, checked_folder, check
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
-from tbnum.observe.caller import users_stacklevel
+from tbnum.observe.caller import warn
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
 from tbnum.observe.gradients import parameters_of
@@ -176,6 +176,7 @@ class Monitor:
             self._release()
             self._recorder.close()
             raise
+        self._earlier_error = id(getattr(sys, "last_value", None))  # of an interactive session, say
         _monitors.add(self)
 
     @property
@@ -202,8 +203,8 @@ class Monitor:
     def log_loss(self, loss: Tensor | float) -> None:
         """Tell the loss of this step, where there is no enabled scaler to see it.
 
-        Called several times in a step (accumulation), the losses add up, as those of `scaler.scale` do. A loss
-        that is not a single number is summed. No host sync.
+        To be called before `optimizer.step()`, which closes the step. Called several times in a step (accumulation),
+        the losses add up, as those of `scaler.scale` do. A loss that is not a single number is summed. No host sync.
 
         Raises:
             TypeError: `loss` is neither a tensor nor a number.
@@ -211,7 +212,7 @@ class Monitor:
         if isinstance(loss, Tensor) and not loss.is_complex():
             loss = loss.detach()
             self._observer.loss_logged(hold(loss if loss.numel() == 1 else loss.double().sum()))
-        elif isinstance(loss, (int, float)):
+        elif isinstance(loss, (int, float, np.number)) or (isinstance(loss, np.ndarray) and loss.size == 1):
             self._observer.loss_logged(float(loss))
         else:
             raise TypeError(f"log_loss() takes a real tensor or a number, not {type(loss).__name__}: {loss!r}.")
@@ -312,8 +313,8 @@ class Monitor:
     def _at_exit(self) -> None:
         """Nobody called close(): write what devices still hold, and why the interpreter ends where it tells."""
         self._observer.drain(wait=True)
-        error = getattr(sys, "last_value", None)  # of an exception that nobody caught
-        if error is not None:
+        error = getattr(sys, "last_value", None)  # an exception that nobody caught, since this was wrapped
+        if error is not None and id(error) != self._earlier_error:
             self._observer.sight("crash", {"error": _told(error)})
         self._recorder.write_flight()
 
@@ -372,7 +373,8 @@ class Monitor:
             ValueError: not a state of a monitor, or one of a newer tbnum.
         """
         version = state.get("version") if isinstance(state, Mapping) else None
-        if version != _STATE_VERSION or not isinstance(state.get("step"), int):
+        step = state.get("step") if version == _STATE_VERSION else None
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise ValueError(
                 f"this is no state of a tbnum monitor that tbnum {__version__} can read (version {version!r}, "
                 f"expected {_STATE_VERSION}): pass what monitor.state_dict() gave, or leave it out to start at step 0."
@@ -407,12 +409,17 @@ def _first_step(ref: weakref.ref[Monitor]) -> None:
 
 def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:
     counts = [state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
+    if counts and all(isinstance(count, Tensor) for count in counts):  # one wait for a device, not one for each
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for count in counts:
+            by_device.setdefault(count.device, []).append(count.detach().reshape(()))
+        counts = [torch.stack(some).max().item() for some in by_device.values()]
     return OptimizerNow(
         name=name,
         has_state=len(optimizer.state) > 0,
         updates=int(max(float(count) for count in counts)) if counts else None,
         stateless=type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups),
-        lr=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+        lr=[math.nan if group.get("lr") is None else float(group["lr"]) for group in optimizer.param_groups],
     )
 
 
@@ -428,6 +435,11 @@ def _already_wrapped(
         its_scaler = None if monitor._scaler is None else monitor._scaler()
         shared = {id(each) for each in held.values()} & {id(each) for each in optimizers.values()}
         if not shared and (scaler is None or its_scaler is not scaler):
+            if folder == monitor.logdir:
+                raise ValueError(
+                    f"another monitor of this process records {', '.join(held)} in {str(folder)!r}, and two records "
+                    "in one folder hide each other: give this one its own folder, or wrap all optimizers in one call."
+                )
             continue
         same = {id(each) for each in held.values()} == {id(each) for each in optimizers.values()}
         if not same or its_scaler is not scaler:
@@ -436,12 +448,10 @@ def _already_wrapped(
                 f"(optimizers {', '.join(held)}; scaler {type(its_scaler).__name__}). Wrap all of them in one call, "
                 "or close() that monitor first."
             )
-        if folder.absolute() != monitor.logdir.absolute():
-            warnings.warn(
+        if folder != monitor.logdir:
+            warn(
                 f"these objects are wrapped already and go on writing to {str(monitor.logdir)!r}; "
-                f"close() that monitor first to write to {str(folder)!r}.",
-                RuntimeWarning,
-                stacklevel=users_stacklevel(),
+                f"close() that monitor first to write to {str(folder)!r}."
             )
         return monitor
     return None

@@ -8,7 +8,6 @@ import os
 import platform
 import time
 import uuid
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +27,7 @@ from tbnum.log.reader import Run, session_metas
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
-from tbnum.observe.caller import users_stacklevel
+from tbnum.observe.caller import warn
 from tbnum.observe.gradients import parameters_of
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.records import OptimizerRecord, Sighting, StepRecord
@@ -89,8 +88,10 @@ class Recorder:
         self._own_writer = own_writer
         self._dashboards = None if self.summary_writer is None else Dashboards(self.summary_writer, scalar_interval)
         # The end of the optimizer is the end of the recording, also where nobody called close().
-        weakref.finalize(self, _finish, self._log, own_writer)
+        weakref.finalize(self, _finish, self._log, own_writer, os.getpid())
+        self._pid = os.getpid()
         self._callback_failed = False
+        self._telling = False
         self._sentinels: Sentinels | None = None
         self._activations: ActivationWatch | None = None
         self._flight: deque[tuple[int, str, np.ndarray]] = deque(maxlen=FLIGHT_STEPS * len(optimizers))
@@ -133,8 +134,7 @@ class Recorder:
     def _event(self, event: Event) -> None:
         self._log.write_event(event)
         for explained in [self._explainer.event(event), *self._explainer.derived()]:
-            for callback in self.callbacks:
-                self._call(callback, explained)
+            self._tell(explained)
             if explained.severity != "info":
                 self.write_flight()
             if self._sentinels is not None and explained.cause in _UNEXPLAINED:
@@ -191,17 +191,23 @@ class Recorder:
                 self._log.write_tensors(table)
         self._flight.clear()
 
+    def _tell(self, event: Event) -> None:
+        if self._telling:  # a callback made this event itself: it is in the log, and not told to callbacks
+            return
+        self._telling = True
+        for callback in self.callbacks:
+            self._call(callback, event)
+        self._telling = False
+
     def _call(self, callback: Callable[[Event], None], event: Event) -> None:
         try:
             callback(event)
         except Exception as error:
             if not self._callback_failed:
                 self._callback_failed = True
-                warnings.warn(
+                warn(
                     f"a callback given to monitor.on_event() raised {type(error).__name__}: {error}; "
-                    "training goes on, and so do the callbacks.",
-                    RuntimeWarning,
-                    stacklevel=users_stacklevel(),
+                    "training goes on, and so do the callbacks."
                 )
 
     def _row(self, record: StepRecord) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
@@ -260,7 +266,7 @@ class Recorder:
     def _say_repeat(self, run: str, step: int, why: str) -> None:
         event = Event(0, time.time(), "repeat_of_diverged_run", data={"run": run, "at_step": step, "why": why})
         self._event(event)
-        warnings.warn(self._explainer.event(event).message, RuntimeWarning, stacklevel=users_stacklevel())
+        warn(self._explainer.event(event).message)
 
     def past(self) -> Run | None:
         """What earlier sessions recorded in this folder; None where there were none."""
@@ -280,12 +286,12 @@ class Recorder:
 
     def flush(self) -> None:
         self._log.flush()
-        if self._own_writer is not None:
+        if self._own_writer is not None and os.getpid() == self._pid:
             _whatever_happens(self._own_writer.flush)
 
     def close(self) -> None:
         self.write_flight()
-        _finish(self._log, self._own_writer)
+        _finish(self._log, self._own_writer, self._pid)
 
 
 _UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip whose module is worth a look
@@ -313,9 +319,10 @@ def _whatever_happens(call: Callable[[], None]) -> None:
         call()
 
 
-def _finish(log: LogWriter, own_writer: SummaryWriter | None) -> None:
+def _finish(log: LogWriter, own_writer: SummaryWriter | None, pid: int) -> None:
     log.close()
-    if own_writer is not None:
+    # In a forked child the writer's thread does not exist, and closing it would wait for that thread.
+    if own_writer is not None and os.getpid() == pid:
         _whatever_happens(own_writer.close)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -65,6 +66,7 @@ class Dashboards:
         self.lost = 0
         self._writer = writer
         self._interval = scalar_interval
+        self._has_failed = False
         self._layout: _Layout | None = None
         self._last_scale: float | None = None  # None before the first step
 
@@ -89,8 +91,9 @@ class Dashboards:
         if self._is_closed():
             self.lost += len(scalars)
             return
-        for tag, value in scalars:
-            self._writer.add_scalar(tag, value, step, float(row[layout.wall_time]))
+        with self._until_it_fails():
+            for tag, value in scalars:
+                self._writer.add_scalar(tag, value, step, float(row[layout.wall_time]))
 
     def resume(self, step: int, columns: tuple[str, ...], row: tuple[Any, ...], skipped_total: int) -> None:
         """The run goes on at `step`: makes both of TensorBoard's loaders forget its scalars from there on.
@@ -125,6 +128,10 @@ class Dashboards:
         if self._is_closed():
             self.lost += len(drawn)
             return
+        with self._until_it_fails():
+            self._draw(drawn, step, wall_time)
+
+    def _draw(self, drawn: list[tuple[str, _Buckets]], step: int, wall_time: float) -> None:
         for name, (edges, counts) in drawn:
             middles = (edges[:-1] + edges[1:]) / 2
             self._writer.add_histogram_raw(
@@ -142,7 +149,16 @@ class Dashboards:
 
     def _is_closed(self) -> bool:
         """A writer that was closed would open a second event file when it is used again."""
-        return getattr(self._writer, "file_writer", self) is None
+        return self._has_failed or getattr(self._writer, "file_writer", self) is None
+
+    @contextlib.contextmanager
+    def _until_it_fails(self) -> Iterator[None]:
+        """A writer whose thread met trouble on the disk raises the same exception for ever, longer each time."""
+        try:
+            yield
+        except OSError as error:
+            self._has_failed = True
+            raise OSError(error.errno, error.strerror) from None
 
 
 class _Buckets(NamedTuple):

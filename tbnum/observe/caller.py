@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import warnings
 from types import FrameType
 
 import torch
 
-__all__ = ["users_line", "users_stacklevel"]
+__all__ = ["users_line", "warn"]
 
 _TORCH, _TBNUM = os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
 _NOT_THE_USERS = (_TORCH + os.sep, _TBNUM + os.sep, "<frozen")
@@ -23,10 +25,11 @@ def users_line() -> str | None:
     return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def users_stacklevel() -> int:
-    """The `stacklevel` that makes `warnings.warn` in the calling function point at the user's line."""
+def warn(message: str) -> None:
+    """A RuntimeWarning at the user's line. Where warnings are errors it is kept back: tbnum ends no training."""
     _, level = _users_frame()
-    return level
+    with contextlib.suppress(RuntimeWarning):
+        warnings.warn(message, RuntimeWarning, stacklevel=level + 1)
 
 
 def _users_frame() -> tuple[FrameType | None, int]:

@@ -29,7 +29,7 @@ _BY_NORM, _BY_GIVEN_NORM, _BY_VALUE = "clip_grad_norm_", "_clip_grads_with_norm_
 
 _observers: weakref.WeakSet[StepObserver] = weakref.WeakSet()
 _swapped: list[tuple[types.CellType, Callable[..., Any]]] = []
-_lock = threading.Lock()
+_lock = threading.RLock()  # a collection inside of it may free a monitor, whose finalizer comes here
 _inside = threading.local()  # a clip by norm calls the clip by a given norm: only the outermost counts
 
 
@@ -63,7 +63,7 @@ def _swap_in() -> None:
 
 def _swap_out_if_unused() -> None:
     with _lock:
-        if not _observers:
+        if not list(_observers):  # their number would count one that is just being freed
             for cell, original in _swapped:
                 cell.cell_contents = original
             _swapped.clear()
@@ -78,8 +78,8 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             return original(*args, **kwargs)
         try:
             bound = signature.bind(*args, **kwargs)
-            parameters = _as_list(bound.arguments["parameters"])
             max_norm = None if name == _BY_VALUE else float(bound.arguments["max_norm"])
+            parameters = _as_list(bound.arguments["parameters"])
         except Exception:
             return original(*args, **kwargs)  # torch's own error
         if not parameters:

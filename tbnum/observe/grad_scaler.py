@@ -14,69 +14,88 @@ import torch
 from torch import Tensor
 
 from tbnum.observe.steps import StepObserver
-from tbnum.observe.transfer import Number, hold
 
 __all__ = ["observe_scaler"]
 
 _CLASS = object.__dict__["__class__"]  # sets the real class, past the property that hides ours
 
-_observers: dict[int, StepObserver] = {}  # by id of the scaler; an entry goes with its scaler or its monitor
+_observers: dict[int, weakref.ref[StepObserver]] = {}  # by id of the scaler
 _subclasses: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictionary()
 
 
 def observe_scaler(scaler: torch.amp.GradScaler, observer: StepObserver) -> Callable[[], None]:
-    """Tell `observer` of every call on `scaler`, until the function that is returned is called."""
-    base = type(scaler)
+    """Tell `observer` of every call on `scaler`, until the function that is returned is called, or it is freed."""
+    base = getattr(type(scaler), "_observed_base", type(scaler))
     key = id(scaler)
-    _observers[key] = observer
+    _observers[key] = weakref.ref(observer)
     _CLASS.__set__(scaler, _observed(base))
-    gone = weakref.finalize(scaler, _observers.pop, key, None)
-    gone.atexit = False
-    ref = weakref.ref(scaler)
+    ends: list[weakref.finalize[..., Any]] = [
+        weakref.finalize(scaler, _forget, key, None, base),
+        weakref.finalize(observer, _forget, key, weakref.ref(scaler), base),
+    ]
+    for end in ends:
+        end.atexit = False
 
     def release() -> None:
-        gone.detach()
-        _observers.pop(key, None)
-        alive = ref()
-        if alive is not None:
-            _CLASS.__set__(alive, base)
+        for end in ends:
+            end()
 
     return release
+
+
+def _forget(key: int, ref: weakref.ref[torch.amp.GradScaler] | None, base: type) -> None:
+    _observers.pop(key, None)
+    scaler = None if ref is None else ref()
+    if scaler is not None:
+        _CLASS.__set__(scaler, base)
+
+
+@torch.compiler.disable  # where a whole step is compiled, this is no part of it
+def _tell(scaler: Any, what: str, *args: Any) -> Any:
+    """Call a method of the scaler's observer, where it has one."""
+    ref = _observers.get(id(scaler))
+    observer = None if ref is None else ref()
+    return None if observer is None else getattr(observer, what)(*args)
 
 
 def _observed(base: type) -> type:
     subclass = _subclasses.get(base)
     if subclass is None:
         looks_like = {"__module__": base.__module__, "__doc__": base.__doc__, "__class__": property(lambda self: base)}
-        subclass = type(base.__name__, (_Observed, base), {**looks_like, "_observed_base": base})
+        # torch.compile leaves the methods of torch's own scaler uncompiled, and so it is to be with these; what they
+        # call (an optimizer's step) it compiles all the same.
+        methods = {name: torch.compiler.disable(getattr(_Observed, name), recursive=False) for name in _OBSERVED}
+        subclass = type(base.__name__, (_Observed, base), {**looks_like, **methods, "_observed_base": base})
         _subclasses[base] = subclass
     return subclass
 
 
 class _Observed:
-    """Comes before the scaler's own class; every method does what the scaler does and tells of it."""
+    """Comes before the scaler's own class; every method does what the scaler does and tells of it.
+
+    Arguments are passed on as they come: a subclass may take others than torch's scaler does.
+    """
 
     _observed_base: type
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        ours = type(self)
-        _CLASS.__set__(self, self._observed_base)
-        try:
-            return self.__reduce_ex__(protocol)
-        finally:
-            _CLASS.__set__(self, ours)
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """What a scaler's class asks of its subclasses is not asked of this one."""
 
-    def scale(self, outputs: Any) -> Any:
-        observer = _observers.get(id(self))
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the scaler's own, of the scaler's own class."""
+        ours, base = type(self), self._observed_base
+        reduced = super().__reduce_ex__(protocol)
+        if not isinstance(reduced, tuple):
+            return reduced
+        make, arguments, *rest = reduced
+        return base if make is ours else make, tuple(base if each is ours else each for each in arguments), *rest
+
+    def scale(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         scale = super().scale  # type: ignore[misc]
-        if observer is None or torch.compiler.is_compiling():
-            return scale(outputs)
-        if isinstance(outputs, (Tensor, list, tuple)):
-            scaled = scale(outputs)
-            _follow_all(outputs, scaled, observer)
+        if isinstance(outputs, (Tensor, list, tuple)) or not isinstance(outputs, Iterable):
+            scaled = scale(outputs, *args, **kwargs)
+            _follow_all(self, outputs, scaled)
             return scaled
-        if not isinstance(outputs, Iterable):
-            return scale(outputs)  # the scaler's own error
         # A generator is for the scaler to draw from: note what passes, one by one, as it is drawn.
         passed: list[Any] = []
 
@@ -85,75 +104,47 @@ class _Observed:
             return each
 
         def follow(each: Any) -> Any:
-            _follow_all(passed.pop(), each, observer)
+            _follow_all(self, passed.pop(), each)
             return each
 
-        scaled = scale(map(note, outputs))
+        scaled = scale(map(note, outputs), *args, **kwargs)
         return map(follow, scaled) if isinstance(scaled, map) else scaled
 
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        observer = _observers.get(id(self))
+    def unscale_(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         try:
-            super().unscale_(optimizer)  # type: ignore[misc]
+            result = super().unscale_(optimizer, *args, **kwargs)  # type: ignore[misc]
         except ValueError:
-            if observer is not None:
-                observer.unscale_refused(optimizer)
+            _tell(self, "unscale_refused", optimizer)
             raise
-        if observer is not None:
-            observer.unscaled(optimizer)
+        _tell(self, "unscaled", optimizer)
+        return result
 
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        observer = _observers.get(id(self))
-        if observer is None:
-            return super().step(optimizer, *args, **kwargs)  # type: ignore[misc]
-        observer.scaler_step_begins(optimizer)
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        _tell(self, "scaler_step_begins", optimizer)
         failed = True
         try:
             result = super().step(optimizer, *args, **kwargs)  # type: ignore[misc]
             failed = False
             return result
         finally:
-            observer.scaler_step_ended(optimizer, failed)
+            _tell(self, "scaler_step_ended", optimizer, failed)
 
-    def update(self, new_scale: float | Tensor | None = None) -> None:
-        observer = _observers.get(id(self))
-        before = None if observer is None else observer.update_begins(new_scale)
-        super().update(new_scale)  # type: ignore[misc]
-        if observer is not None and before is not None:
-            observer.update_ended(before)
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        before = _tell(self, "update_begins", args[0] if args else kwargs.get("new_scale"))
+        result = super().update(*args, **kwargs)  # type: ignore[misc]
+        if before is not None:
+            _tell(self, "update_ended", before)
+        return result
 
 
-def _follow_all(outputs: Any, scaled: Any, observer: StepObserver) -> None:
+_OBSERVED = ("scale", "unscale_", "step", "update")
+
+
+@torch.compiler.disable
+def _follow_all(scaler: Any, outputs: Any, scaled: Any) -> None:
     if isinstance(outputs, Tensor):
         if isinstance(scaled, Tensor):
-            _follow(outputs, scaled, observer)
+            _tell(scaler, "loss_scaled", outputs, scaled)
     elif isinstance(outputs, (list, tuple)):
         for output, its_scaled in zip(outputs, scaled, strict=True):
-            _follow_all(output, its_scaled, observer)
-
-
-def _follow(output: Tensor, scaled: Tensor, observer: StepObserver) -> None:
-    """Note the loss when its backward runs. The hook keeps the value alone: no graph, no observer alive."""
-    observer.loss_scaled(output)
-    if not scaled.requires_grad or output.is_complex():
-        return
-    loss = _value(output)
-    ref = weakref.ref(observer)
-
-    def backward_begins(gradient: Tensor) -> None:
-        observer = ref()
-        if observer is None:
-            return
-        if any(torch.is_autocast_enabled(device) for device in {"cpu", gradient.device.type}):
-            observer.backward_under_autocast()
-        if not torch.is_grad_enabled():  # with create_graph it is a part of a loss to come: a gradient penalty, say
-            observer.backward_ran(loss, torch._C._current_graph_task_id())
-
-    scaled.register_hook(backward_begins)
-
-
-def _value(output: Tensor) -> Number:
-    output = output.detach()
-    if output.numel() != 1:
-        output = output.sum(dtype=torch.float32 if output.dtype.itemsize < 4 else None)
-    return hold(output)
+            _follow_all(scaler, output, its_scaled)

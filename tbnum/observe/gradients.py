@@ -71,4 +71,7 @@ def dtypes_behind(loss: Tensor, nodes: int = 1000) -> set[torch.dtype]:
 
 
 def _versions(gradients: list[Tensor]) -> list[int]:
-    return [gradient._version for gradient in gradients]
+    try:
+        return [gradient._version for gradient in gradients]
+    except RuntimeError:  # one that was made in inference mode has none
+        return [-1 if gradient.is_inference() else gradient._version for gradient in gradients]

@@ -16,7 +16,6 @@ import fnmatch
 import functools
 import math
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from tbnum.measure.extremes import extremes, readable
-from tbnum.observe.caller import users_stacklevel
+from tbnum.observe.caller import warn
 from tbnum.observe.transfer import Transfer
 
 __all__ = [
@@ -268,10 +267,8 @@ class _Watch:
     def _trouble(self, error: Exception) -> None:
         self.troubles += 1
         if self.troubles == 1:
-            warnings.warn(
+            warn(
                 f"tbnum could not watch a module ({type(error).__name__}: {error}). Training is not affected.",
-                RuntimeWarning,
-                stacklevel=users_stacklevel(),
             )
 
 

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import math
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import statistics_of
-from tbnum.observe.caller import users_line, users_stacklevel
+from tbnum.observe.caller import users_line, warn
 from tbnum.observe.gradients import Gradients, dtypes_behind, local, parameters_of
 from tbnum.observe.records import (
     UNKNOWN,
@@ -104,7 +103,8 @@ class StepObserver:
         self._losses: list[Number] = []
         self._logged_losses: list[Number] = []
         self._closure_losses: list[Number] = []
-        self._backwards: set[int] = set()
+        self._backwards: list[int] = []  # the autograd engine's numbers of them
+        self._of_the_step = (0, 0, 0)  # how many losses, logged losses and backwards there were at the last step
         self._loss_scale: Number = UNKNOWN
         self._scale_was_seen = False
         self._in_scaler_step: str | None = None
@@ -159,8 +159,11 @@ class StepObserver:
             self._closure_losses = [float(loss)]
 
     @_harmless
-    def loss_scaled(self, loss: Tensor) -> None:
-        """`scaler.scale(loss)` was called."""
+    def loss_scaled(self, loss: Tensor, scaled: Tensor) -> None:
+        """`scaler.scale(loss)` gave `scaled`: note the loss when its backward runs."""
+        self._follow(loss, scaled)
+        if self.scaler is None:
+            return
         if not self._scale_was_seen:
             self._scale_was_seen = True
             dtypes = dtypes_behind(loss)
@@ -170,11 +173,33 @@ class StepObserver:
             dtype = str(loss.dtype).removeprefix("torch.")
             self._sight_once("loss_low_precision", {"dtype": dtype, "where": users_line()})
 
+    def _follow(self, loss: Tensor, scaled: Tensor) -> None:
+        """The hook keeps the value alone: no graph, no observer alive."""
+        if not scaled.requires_grad or loss.is_complex():
+            return
+        value, ref, device = _summed(loss), weakref.ref(self), scaled.device.type
+
+        def backward_begins(gradient: Any) -> None:
+            observer = ref()
+            if observer is None:
+                return
+            if observer.scaler is not None and any(map(torch.is_autocast_enabled, {"cpu", device})):
+                observer.backward_under_autocast()
+            if not torch.is_grad_enabled():  # with create_graph it is a part of a loss to come: a gradient penalty, say
+                observer.backward_ran(value, torch._C._current_graph_task_id())
+
+        if scaled is not loss:
+            scaled.register_hook(backward_begins)
+        elif scaled.grad_fn is not None:
+            # A disabled scaler gives back the user's own tensor, on which a hook would be in the way of saving it.
+            scaled.grad_fn.register_prehook(backward_begins)
+
     @_harmless
     def backward_ran(self, loss: Number, graph_task: int) -> None:
         """The backward of a loss that was given to the scaler has begun, without `create_graph`."""
         self._losses.append(loss)
-        self._backwards.add(graph_task)
+        if graph_task not in self._backwards:
+            self._backwards.append(graph_task)
 
     # -- the scaler --------------------------------------------------------------------------------------------
 
@@ -258,6 +283,9 @@ class StepObserver:
     @_harmless
     def update_begins(self, new_scale: float | Tensor | None) -> Update | None:
         """Before `scaler.update(new_scale)`. What it returns is to be given to `update_ended`."""
+        inside = None if self._in_scaler_step is None else self._optimizers[self._in_scaler_step]()
+        if inside is not None:  # a scaler whose step updates by itself
+            self.scaler_step_ended(inside, failed=False)
         scaler = self.scaler
         if scaler is None or scaler._scale is None or scaler._growth_tracker is None or _capturing():
             return None
@@ -276,8 +304,7 @@ class StepObserver:
         if any(one.stage is Stage.STEPPED for one in self._open.values()):
             self._close(update)
             return
-        if self._open:  # unscaled, then abandoned: the next iteration begins anew
-            self._clear()
+        self._clear()  # unscaled and abandoned, or the step of an optimizer that is not ours: the next begins anew
         self._settle(Pending(max(self.next_step - 1, 0), time.time(), update))
 
     # -- the optimizer -----------------------------------------------------------------------------------------
@@ -293,7 +320,7 @@ class StepObserver:
             self._sight_once("step_bypassed_scaler", {"where": users_line()}, name)
             return
         if scaler is None and name in self._open and self._open[name].stage is Stage.STEPPED:
-            self._close(None)
+            self._close_without_what_came_since()
         if name in self._open and self._open[name].stage is Stage.STEPPING:
             del self._open[name]  # the step before ended in an exception
         one = self._opened(name)
@@ -313,7 +340,7 @@ class StepObserver:
         else:
             self._without_gradients.discard(name)
         if self.next_step % self._tensor_interval == 0:
-            one.snapshot = [_wide(parameter, copy=True) for parameter in local(parameters_of(optimizer))]
+            one.snapshot = [parameter.detach().clone() for parameter in local(parameters_of(optimizer))]
         one.stage = Stage.STEPPING
 
     @_harmless
@@ -325,6 +352,7 @@ class StepObserver:
         if one.snapshot:
             self._measure_update(one, optimizer)
         one.stage = Stage.STEPPED
+        self._of_the_step = (len(self._losses), len(self._logged_losses), len(self._backwards))
         if self.scaler is None and all(
             name in self._open and self._open[name].stage is Stage.STEPPED for name in self.optimizers()
         ):
@@ -339,20 +367,24 @@ class StepObserver:
         Returns the names of the optimizers that the clip touches, and whether it covers all of their gradients; to
         be given to `clip_ended`.
         """
-        if _capturing() or max_norm == math.inf:
+        if _capturing():
             return {}
         clipped = set(map(id, parameters))
         touched = {}
         for name, optimizer in self.optimizers().items():
             its_own = parameters_of(optimizer)
-            if not any(map(clipped.__contains__, map(id, its_own))):
+            # Only then look at gradients: those of another loop may be written by another thread just now.
+            if clipped.isdisjoint(map(id, its_own)):
+                continue
+            if max_norm == math.inf:  # no clip: a way to ask for the norm, which multiplies by one
+                touched[name] = False
                 continue
             gradients = Gradients.of(optimizer)
             one = self._open.get(name)
             if one is not None and one.stage is Stage.STEPPED:
                 if self.scaler is not None:
                     continue  # between step() and update() a clip changes nothing that counts
-                self._close(None)
+                self._close_without_what_came_since()
             touched[name] = all(id(its_own[place]) in clipped for place in gradients.places)
             self._before_clip(name, optimizer, gradients, max_norm)
         return touched
@@ -381,6 +413,9 @@ class StepObserver:
         for name, whole in touched.items():
             one = self._open.get(name)
             if one is None:
+                continue
+            if max_norm == math.inf:
+                one.seen = None if one.seen is None else one.seen.again()
                 continue
             if max_norm is not None:
                 one.max_norms.add(max_norm)
@@ -421,8 +456,17 @@ class StepObserver:
         self._losses = []
         self._logged_losses = []
         self._closure_losses = []
-        self._backwards = set()
+        self._backwards = []
+        self._of_the_step = (0, 0, 0)
         self._loss_scale = UNKNOWN
+
+    def _close_without_what_came_since(self) -> None:
+        """One of several optimizers begins anew: losses since the last step are the next step's."""
+        losses, logged, backwards = self._of_the_step
+        later = self._losses[losses:], self._logged_losses[logged:], self._backwards[backwards:]
+        del self._losses[losses:], self._logged_losses[logged:], self._backwards[backwards:]
+        self._close(None)
+        self._losses, self._logged_losses, self._backwards = later
 
     def _close(self, update: Update | None) -> None:
         self._on_close(self.next_step + 1)  # first, so that what it sends to the host is there before the step is
@@ -496,10 +540,12 @@ class StepObserver:
         return one.clipped and self.next_step % self._verify_interval == 0
 
     def _measure_update(self, one: OpenOptimizer, optimizer: torch.optim.Optimizer) -> None:
-        before, one.snapshot = one.snapshot, []
-        after = [_wide(parameter) for parameter in local(parameters_of(optimizer))]
-        if len(after) == len(before):  # else the step itself added a group
-            changes = torch._foreach_sub(after, before)
+        changes, one.snapshot = one.snapshot, []
+        after = [parameter.detach() for parameter in local(parameters_of(optimizer))]
+        if len(after) == len(changes):  # else the step itself added a group
+            # In place, for memory: the sign does not matter. A difference of two numbers of the same type is exact
+            # where they are within a factor of two of each other, as a parameter and its update nearly always are.
+            torch._foreach_sub_(changes, after)
             norms = {"parameter": norms_of(after), "update": norms_of(changes)}
             due = self._histograms_due()
             histograms = {"parameter": Histograms.of(after, due), "update": Histograms.of(changes, due)}
@@ -524,11 +570,9 @@ class StepObserver:
     def _trouble(self, error: Exception) -> None:
         self.troubles += 1
         if self.troubles == 1:
-            warnings.warn(
+            warn(
                 f"tbnum could not follow a step and goes on without it ({type(error).__name__}: {error}). "
-                "Training is not affected; the record lacks what it could not see.",
-                RuntimeWarning,
-                stacklevel=users_stacklevel(),
+                "Training is not affected; the record lacks what it could not see."
             )
 
     def _sight_without_gradients(self, name: str, optimizer: torch.optim.Optimizer) -> None:
@@ -566,12 +610,16 @@ def _learning_rates(optimizer: torch.optim.Optimizer) -> list[Number]:
 
 
 def _as_number(value: Any) -> Number:
-    return hold(value) if isinstance(value, Tensor) else float(value)
+    if isinstance(value, Tensor):
+        return hold(value)
+    return UNKNOWN if value is None else float(value)  # an optimizer may choose its own, and have None
 
 
-def _wide(tensor: Tensor, copy: bool = False) -> Tensor:
-    """A difference of two 16-bit numbers rounds away: take it in float32."""
-    return tensor.detach().to(torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype, copy=copy)
+def _summed(loss: Tensor) -> Number:
+    loss = loss.detach()
+    if loss.numel() != 1:
+        loss = loss.sum(dtype=torch.float32 if loss.dtype.itemsize < 4 else None)
+    return hold(loss)
 
 
 def _on_host(number: Number) -> float:
