@@ -233,3 +233,28 @@ def test_without_a_fast_checksum_headers_alone_are_checked(file: Path, monkeypat
 
 def test_a_frame_adds_sixteen_bytes() -> None:
     assert len(frame(b"abc")) == 3 + FRAME_BYTES
+
+
+@pytest.mark.parametrize("read_bytes", [1, 200, 1 << 20])
+def test_frames_are_read_again_many_at_once_and_none_that_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    monkeypatch.setattr(record_file, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(record_file, "_GAP_BYTES", 100)
+    contents = [bytes([number]) * (number % 90 + 1) for number in range(250)]
+    path = tmp_path / "a.tbnum"
+    path.write_bytes(b"".join(record_file.frame(content) for content in contents))
+    frames = [(found.offset, len(found.data)) for found in RecordTail(path).read()]
+    for step in (1, 3, 40):
+        with open(path, "rb", buffering=0) as file:
+            assert list(record_file.data_at(file, frames[::step])) == contents[::step]
+    damaged = bytearray(path.read_bytes())
+    damaged[frames[7][0] + 20] ^= 1  # its data
+    damaged[frames[9][0]] ^= 1  # its length
+    path.write_bytes(damaged[: frames[200][0] + 15])
+    with open(path, "rb", buffering=0) as file:
+        found = list(record_file.data_at(file, frames))
+    lost = {7, 9, *range(200, 250)} if record_file.CHECKS_DATA else {9, *range(200, 250)}
+    assert [at for at, data in enumerate(found) if data is None] == sorted(lost)
+    assert all(data == contents[at] for at, data in enumerate(found) if at not in lost | {7})
+    assert list(record_file.data_at(None, [])) == []
