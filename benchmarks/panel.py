@@ -20,9 +20,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.log import COLUMNS, Rows, in_batches, open_log
 from benchmarks.report import Report, Row, median, parser, quantile, resident_mb, spread
 from tbnum.log.schema import Event
+from tbnum.log.tensors import TensorTable
 
 STATIC = Path(__file__).parents[1] / "plugins" / "tensorboard_plugin_tbnum" / "static"
 
@@ -34,7 +37,10 @@ MOST_SERVER_MB = 250.0
 MOST_IS_ACTIVE_MS = 5.0
 MOST_STATIC_KB = 300.0
 MOST_MODULES = 8.0
+MOST_HEAT_MAP_SECONDS = 0.5
 WAIT_MS = 60_000
+
+TENSORS = 300
 
 # In each frame, before its own scripts: notes when render() was called (it sets the document's language first) and
 # when a canvas was cleared, which is how a chart begins to draw.
@@ -257,6 +263,53 @@ def many_runs(report: Report, folder: Path, runs: int) -> None:
     report.add(f"folder of {runs} runs", rows)
 
 
+def write_tensors(folder: Path, samples: int) -> None:
+    """Statistics of TENSORS tensors at every hundredth step."""
+    chance = np.random.default_rng(0)
+    names = tuple(f"blocks.{index // 12}.part{index % 12}.weight" for index in range(TENSORS))
+    none = np.zeros(TENSORS)
+    log, rows = open_log(folder), Rows()
+    for number, row in enumerate(rows.of(range(samples))):
+        log.append_step(row)
+        norms = chance.lognormal(-5, 1, TENSORS).astype(np.float32)
+        columns = {"grad_norm": norms, "absmax": norms / 8, "update_norm": norms / 64, "param_norm": 1 + norms}
+        log.write_tensors(TensorTable(number, names, {**columns, "nan": none, "inf": none}))
+        if number % 200 == 0:
+            assert log.flush()
+    log.close()
+    assert not log.dropped, log.dropped
+
+
+def heat_map(report: Report, folder: Path, samples: int) -> None:
+    from tests.browser.conftest import TensorBoard
+
+    write_tensors(folder / "tensors", samples)
+    server = TensorBoard(folder)
+    try:
+        until_ready(server.url)
+        route = server.url + "data/plugin/tbnum/"
+        fetch(route + "run?run=tensors")
+        idle = server_mb(server.process.pid)
+        (listed,) = _seconds(functools.partial(fetch, route + "tensors?run=tensors"), 1)
+        whole = functools.partial(fetch, route + "heatmap?run=tensors&column=grad_norm")
+        (cold,) = _seconds(whole, 1)
+        warm = _seconds(whole, 10)
+        zoomed = _seconds(lambda: fetch(route + f"heatmap?run=tensors&column=grad_norm&to={samples // 10}"), 10)
+        modules = _seconds(lambda: fetch(route + "heatmap?run=tensors&column=update_ratio&depth=2"), 1)
+        grown = server_mb(server.process.pid) - idle
+    finally:
+        server.stop()
+    most = MOST_HEAT_MAP_SECONDS if samples >= 10_000 else None
+    rows = [
+        Row("what tensors there are, and the heat map, cold", listed + cold, "s", most),
+        Row("the heat map again", median(warm) * 1e3, "ms"),
+        Row("a tenth of its steps", median(zoomed) * 1e3, "ms"),
+        Row("by module and of two columns, cold", modules[0], "s"),
+        Row("TensorBoard's processes grow by", grown, "MB", MOST_SERVER_MB),
+    ]
+    report.add(f"heat map of {TENSORS} tensors by {samples:,} samples, the server's part", rows)
+
+
 def _is_active_ms(folder: Path) -> list[float]:
     """In this process, from the making of the plugin on."""
     from tensorboard.plugins.base_plugin import TBContext
@@ -301,6 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> Report:
             colds = 1 if args.quick else 5
             long_run(report, browser, Path(name) / "one", steps=steps, events=args.events, colds=colds)
         many_runs(report, Path(name) / "many", args.runs)
+        heat_map(report, Path(name) / "tensors", min(10_000, steps // 100))
     report.finish(args.json)
     return report
 
