@@ -1,6 +1,6 @@
 /** The plugin's HTTP API: routes, the binary layout, and what went wrong. `http_api.md` beside the plugin describes both. */
 
-/** @import { EventsAnswer, Header, Line, NonfiniteAnswer, RunInfo, RunTable, StepValues, Values } from "./types.js" */
+/** @import { Cells, EventsAnswer, FindingsAnswer, Header, HistogramAnswer, Line, NonfiniteAnswer, RidgeAnswer, RunInfo, RunTable, SettingsAnswer, StepValues, TensorsAnswer, Values } from "./types.js" */
 
 /** The server answered, and said no. */
 export class RouteError extends Error {
@@ -163,6 +163,59 @@ export class Api {
     }, signal);
   }
 
+  /** @param {string} run @returns {Promise<TensorsAnswer>} */
+  tensors(run) {
+    return this.#get("tensors", [["run", run]], json);
+  }
+
+  /** @param {string} run @param {{column: string, from?: number, to?: number, buckets: number, rows: number, depth?: number}} query @returns {Promise<Cells>} */
+  heatmap(run, query) {
+    return this.#get("heatmap", pairs({ run, ...query }), async (response) => {
+      const { header, arrays } = decodeArrays(await response.arrayBuffer());
+      const minimum = header.reduce === "min";
+      return {
+        rows: header.rows ?? [], rowsTotal: header.rows_total ?? 0, bucketSteps: header.bucket_steps ?? 1, minimum,
+        step: /** @type {Float64Array} */ (arrays.get("step")), stepLast: /** @type {Float64Array} */ (arrays.get("step_last")),
+        value: /** @type {Float32Array} */ (arrays.get(minimum ? "min" : "max")), nonfinite: /** @type {Uint32Array} */ (arrays.get("nonfinite")),
+      };
+    });
+  }
+
+  /** Columns of one tensor, every sample. @param {string} run @param {string} name @param {string[]} columns @returns {Promise<Map<string, Values>>} */
+  tensor(run, name, columns) {
+    return this.#get("tensor", pairs({ run, name, columns: columns.join(",") }), async (response) => decodeArrays(await response.arrayBuffer()).arrays);
+  }
+
+  /** @param {string} run @param {{source: string, name: string, step: number}} query @returns {Promise<HistogramAnswer>} */
+  histogram(run, query) {
+    return this.#get("histogram", pairs({ run, ...query }), json);
+  }
+
+  /** @param {string} run @param {{source: string, name: string, from: number, to: number, rows: number}} query @returns {Promise<RidgeAnswer>} */
+  ridge(run, query) {
+    return this.#get("ridge", pairs({ run, ...query }), async (response) => {
+      const { header, arrays } = decodeArrays(await response.arrayBuffer());
+      return { bins: header.bins ?? 256, step: /** @type {Float64Array} */ (arrays.get("step")), counts: /** @type {Float32Array} */ (arrays.get("counts")) };
+    });
+  }
+
+  /** @param {string} run @returns {Promise<FindingsAnswer>} */
+  findings(run) {
+    return this.#get("findings", [["run", run]], json);
+  }
+
+  /** @param {string} run @returns {Promise<SettingsAnswer>} */
+  settings(run) {
+    return this.#get("settings", [["run", run]], json);
+  }
+
+  /** The address of a run's file. @param {string} run @param {"steps" | "events"} what @param {"csv" | "json"} format */
+  exportUrl(run, what, format) {
+    const url = new URL("export", this.base);
+    url.search = new URLSearchParams({ run, what, format }).toString();
+    return url.href;
+  }
+
   /**
    * @template T
    * @param {string} route @param {[string, string][]} query @param {(response: Response) => Promise<T>} decode
@@ -196,6 +249,11 @@ export class Api {
     if (this.kept.size > KEPT_ANSWERS) this.kept.delete(/** @type {string} */ (this.kept.keys().next().value));
     return value;
   }
+}
+
+/** @param {Record<string, string | number | undefined>} query @returns {[string, string][]} */
+function pairs(query) {
+  return Object.entries(query).filter(([, value]) => value !== undefined).map(([name, value]) => [name, String(value)]);
 }
 
 /** @param {Response} response */

@@ -16,7 +16,7 @@ import { button, element, svg } from "./host.js";
 import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
 
 /** @import { Series } from "./api.js" */
-/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Lane, Line, LineSpec, Model, Pane, SeriesLike, Values, Views, Plot, PlotBand, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
+/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Geometry, Lane, Line, LineSpec, Model, Pane, SeriesLike, Values, Views, Plot, PlotBand, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
 
 /** Every view there is, in its first order. @type {ChartSpec[]} */
 export const CHARTS = [
@@ -49,10 +49,20 @@ export const CHARTS = [
     lines: [{ column: "update_norm", over: "param_norm", label: "update norm / parameter norm", color: "--ratio", width: 1.5, sparse: true }],
   },
   {
-    id: "headroom", title: "Headroom", scale: "linear", weight: 1.2, minHeight: 80, ofTensors: true, optional: true,
+    id: "headroom", title: "Headroom", scale: "linear", weight: 1.2, minHeight: 80, ofTensors: "headroom", optional: true,
     lines: [{ column: "headroom/float16", label: "doublings to float16's maximum", color: "--headroom", width: 1.5, sparse: true }],
   },
 ];
+
+/** The chosen tensor's: not to be chosen from the list of views. @type {ChartSpec} */
+export const TENSOR_CHART = {
+  id: "tensor", title: "Tensor", scale: "log10", weight: 1.6, minHeight: 96, ofTensors: "tensor", canLog: true, optional: true,
+  lines: [
+    { column: "grad_norm", label: "gradient norm", color: "--norm", width: 1.5, sparse: true },
+    { column: "update_norm", label: "update norm", color: "--ratio", width: 1.5, sparse: true },
+    { column: "param_norm", label: "parameter norm", color: "--scale", width: 1.5, sparse: true },
+  ],
+};
 
 // ---- Which views are shown, in which order, how high, on which axis
 
@@ -271,7 +281,10 @@ export class Charts {
       onchange: () => callbacks.optimizer(this.optimizerSelect.selectedIndex),
     });
     /** All of them. @type {Pane[]} */
-    this.every = CHARTS.map((spec) => this.#pane(spec));
+    this.every = [...CHARTS, TENSOR_CHART].map((spec) => this.#pane(spec));
+    this.gutter = GUTTER;
+    /** Whether the chosen tensor has a chart. */
+    this.withTensor = false;
     /** Those that are shown, from top to bottom. @type {Pane[]} */
     this.panes = [];
     this.views = firstViews();
@@ -284,7 +297,8 @@ export class Charts {
     const focused = document.activeElement;
     const before = this.panes;
     this.views = views;
-    this.panes = views.order.filter((id) => !views.hidden.has(id)).map((id) => /** @type {Pane} */ (this.every.find((pane) => pane.spec.id === id)));
+    this.panes = [...(this.withTensor ? [TENSOR_CHART.id] : []), ...views.order.filter((id) => !views.hidden.has(id))]
+      .map((id) => /** @type {Pane} */ (this.every.find((pane) => pane.spec.id === id)));
     this.drawnMarks = "";
     if (before.length === this.panes.length && before.every((pane, at) => pane === this.panes[at])) {
       this.resize();
@@ -298,6 +312,23 @@ export class Charts {
     this.root.replaceChildren(this.lanes, ...this.panes.flatMap((pane) => [pane.element, pane.grip]));
     if (focused instanceof HTMLElement && this.root.contains(focused)) focused.focus();
     this.resize();
+  }
+
+  /** Room for longer names beside the plots, and a chart of a tensor. @param {number} gutter @param {boolean} withTensor */
+  setTensors(gutter, withTensor) {
+    if (gutter === this.gutter && withTensor === this.withTensor) return;
+    const rebuild = gutter !== this.gutter;
+    this.gutter = gutter;
+    this.withTensor = withTensor;
+    if (rebuild) this.panes = [];
+    this.setViews(this.views);
+  }
+
+  /** The x axis, for what stands below the charts. @returns {Geometry} */
+  get geometry() {
+    const [min, max] = this.#xRange();
+    const { xAxis, gutter, plotWidth } = this;
+    return { left: gutter, width: plotWidth, time: this.shown.axis === "time", min, max, xOf: (step) => xAxis.xOf(step), stepOf: (x) => xAxis.stepOf(x) };
   }
 
   /** What a person changed of the views. @param {(views: Views) => void} change */
@@ -355,14 +386,16 @@ export class Charts {
   /** @param {ChartSpec} spec @returns {Pane} */
   #pane(spec) {
     const legend = element("ul", "key");
+    const title = element("h2", {}, spec.title);
     const tools = element("div", "chart-tools");
     const log = button("log", "Logarithmic axis", () => this.#changeViews((views) => views.log.set(spec.id, this.#scaleOf(spec) !== "log10")));
     log.setAttribute("aria-label", `Logarithmic axis of ${spec.title}`);
-    tools.append(element(
+    if (spec !== TENSOR_CHART) tools.append(element(
       "span", "chart-order",
       tool("↑", `Move ${spec.title} up`, () => this.#move(spec.id, -1)), tool("↓", `Move ${spec.title} down`, () => this.#move(spec.id, 1)),
       tool("✕", `Hide ${spec.title}`, () => this.#changeViews(({ hidden }) => { if (this.panes.length > 1) hidden.add(spec.id); })),
     ));
+    else tools.append(element("span", "chart-order", tool("✕", "Close the tensor", () => this.callbacks.closeTensor())));
     if (spec.canLog) tools.append(log);
     if (spec.id === "norm") tools.append(this.optimizerSelect);
     const summary = element("p", { class: "visually-hidden", id: `summary-${spec.id}` });
@@ -372,11 +405,11 @@ export class Charts {
     });
     const pane = element(
       "section", { class: "chart", "data-chart": spec.id },
-      element("header", "chart-head", element("h2", {}, spec.title), legend, tools),
+      element("header", "chart-head", title, legend, tools),
       holder, summary,
     );
     const overlay = svg("svg", { class: "on-curve", "aria-hidden": "true" });
-    return { spec, element: pane, grip: this.#grip(spec), log, holder, summary, legend, plot: null, empty: false, made: [], data: [], edge: { step: [], infinite: [] }, overlay };
+    return { spec, element: pane, grip: this.#grip(spec), log, title, holder, summary, legend, plot: null, empty: false, made: [], data: [], edge: { step: [], infinite: [] }, overlay };
   }
 
   /** Names in the select of optimizers; hidden where there is one. @param {string[]} names @param {number} chosen */
@@ -430,7 +463,7 @@ export class Charts {
 
   /** @param {ChartSpec} spec @returns {SeriesLike} */
   #seriesOf(spec) {
-    return spec.ofTensors ? this.shown.tensors ?? NOTHING : this.shown.series;
+    return spec.ofTensors ? this.shown.tensors[spec.ofTensors] ?? NOTHING : this.shown.series;
   }
 
   /** The room has changed, or the panel has become visible. */
@@ -469,13 +502,13 @@ export class Charts {
 
   /** Pixels across the plots. */
   get plotWidth() {
-    return Math.max(100, this.root.clientWidth - GUTTER - PADDING_RIGHT);
+    return Math.max(100, this.root.clientWidth - this.gutter - PADDING_RIGHT);
   }
 
   #readColors() {
     const style = getComputedStyle(document.documentElement);
     const read = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
-    const names = ["--text-2", "--grid", "--skip-band", "--skip-tick", "--selected", "--nonfinite", ...CHARTS.flatMap((chart) => chart.lines.map((line) => line.color))];
+    const names = ["--text-2", "--grid", "--skip-band", "--skip-tick", "--selected", "--nonfinite", ...this.every.flatMap(({ spec }) => spec.lines.map((line) => line.color))];
     this.colors = Object.fromEntries(names.map((name) => [name, read(name)]));
   }
 
@@ -568,7 +601,7 @@ export class Charts {
         },
         {
           ...axis,
-          size: GUTTER,
+          size: () => this.gutter,
           gap: 8,
           splits: (u, _, min, max) => this.#yTicks(spec, min, max, u.over.clientHeight || size.height),
           values: (_, splits) => this.#yLabels(spec, splits),
@@ -970,6 +1003,7 @@ export class Charts {
     holder.setAttribute("aria-valuemin", String(from));
     holder.setAttribute("aria-valuemax", String(to));
     const series = this.#seriesOf(spec);
+    if (spec === TENSOR_CHART) pane.title.textContent = model.tensors.name;
     const present = spec.lines.filter((line) => lineOf(spec, line, series, model.prefix));
     const edge = pane.edge.step.some((step) => step >= from && step <= to);
     const items = present.length > 1 || spec.optional ? present.map((line) => legendItem(line.label, `line${line.dash ? " dashed" : ""}`, `var(${line.color})`)) : [];

@@ -13,7 +13,7 @@ const TAB = "tbnum";
 
 /** @returns {Place} */
 export function nowhere() {
-  return { run: null, zoom: null, axis: "step", event: null, views: null };
+  return { run: null, zoom: null, axis: "step", event: null, views: null, dock: null, column: null, tensor: null };
 }
 
 /** @param {string} hash of TensorBoard's page, `#tbnum&p.tbnum.run=gpt` @returns {Place} */
@@ -38,6 +38,15 @@ export function parsePlace(hash) {
       case "views":
         place.views = value;
         break;
+      case "tensors":
+        place.dock = value === "heatmap" || value === "histogram" ? value : null;
+        break;
+      case "column":
+        place.column = value;
+        break;
+      case "tensor":
+        place.tensor = value;
+        break;
       case "event": {
         const [, step, kind] = /^(\d+)\.(\w+)$/.exec(value) ?? [];
         if (step !== undefined) place.event = { step: Number(step), kind };
@@ -57,6 +66,9 @@ export function formatPlace(hash, place) {
   if (place.zoom) put("steps", `${place.zoom[0]}-${place.zoom[1]}`);
   if (place.axis === "time") put("x", "time");
   if (place.views) put("views", place.views);
+  if (place.dock) put("tensors", place.dock);
+  if (place.column) put("column", place.column);
+  if (place.tensor) put("tensor", place.tensor);
   if (place.event) put("event", `${place.event.step}.${place.event.kind}`);
   return `#${parts.join("&")}`;
 }

@@ -14,7 +14,8 @@ import {
 } from "./view.js";
 
 /** @import { Series } from "./api.js" */
-/** @import { Loaded, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, Views } from "./types.js" */
+/** @import { Dock } from "./dock.js" */
+/** @import { Loaded, Model, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer, Values, Views } from "./types.js" */
 
 const POLL_SECONDS = 2;
 const SCANNING_POLL_SECONDS = 0.5;
@@ -57,8 +58,13 @@ class Panel {
     this.hidden = new Set();
     this.smoothing = clampSmoothing(Number(remembered("smoothing", "0.6")));
     this.views = firstViews();
-    /** @type {SeriesLike | null} */
-    this.tensors = null;
+    /** @type {Model["tensors"]} */
+    this.tensors = { headroom: null, tensor: null, name: null };
+    this.tensorsAsked = "";
+    /** @type {TensorsAnswer | null} */
+    this.tensorsAnswer = null;
+    /** @type {Dock | null} */
+    this.dock = null;
     this.optimizer = 0;
     /** Whether a zoomed view moves on with the run. */
     this.following = false;
@@ -81,6 +87,8 @@ class Panel {
     /** @type {Map<number, StepValues>} */
     this.steps = new Map();
     this.stepsVersion = "";
+    /** The step whose histogram stays when the pointer leaves. @type {number | null} */
+    this.pinned = null;
     /** @type {TbnumEvent[]} */
     this.listed = [];
     /** @type {unknown[]} */
@@ -90,7 +98,7 @@ class Panel {
 
   async start() {
     this.place = readPlace();
-    followTheme(() => requestAnimationFrame(() => this.charts?.recolor()));
+    followTheme(() => requestAnimationFrame(() => { this.charts?.recolor(); this.dock?.recolor(); }));
     onPlace((place) => this.#goTo(place));
     onReload(() => this.poll(true));
     const PlotClass = await this.library;
@@ -105,6 +113,7 @@ class Panel {
       hover: (step) => this.hover(step),
       key: (event) => this.#chartKey(event),
       views: (views) => this.setViews(views),
+      closeTensor: () => this.openTensor(null, null),
       optimizer: (index) => { this.optimizer = index; this.#reload(); },
     });
     this.setViews(parseViews(this.place.views ?? remembered("views", "")));
@@ -139,6 +148,8 @@ class Panel {
   slider = element("input", { type: "range", min: 0, max: 0.99, step: 0.01, oninput: () => this.#smooth(Number(this.slider.value)) });
   smoothingValue = element("output");
   smoothingLabel = element("label", "smoothing", "Smoothing", this.slider, this.smoothingValue);
+  dockRoot = element("div", { class: "dock-root", hidden: true });
+  tensorsButton = button("Tensors", "Heat map and histograms of the tensors", () => this.openDock(this.place.dock ? null : "heatmap"));
   viewList = element("div", { class: "view-list", role: "group", "aria-label": "Views" });
   viewMenu = element("details", "menu", element("summary", { class: "small" }, "Views"), this.viewList);
   axisButtons = /** @type {["step", "time"]} */ (["step", "time"]).map((axis) => {
@@ -152,7 +163,7 @@ class Panel {
   eventList = new EventList((event) => this.select(event, true));
   card = new EventCard({
     close: () => this.select(null, false), go: (by) => this.#neighbour(by),
-    link: () => addressOf(this.place), text: () => this.#eventText(), openTensor: () => {},
+    link: () => addressOf(this.place), text: () => this.#eventText(), openTensor: (name) => this.openTensor(name, this.selected?.step ?? null),
   });
   cursorCard = new CursorCard();
   legend = new Legend((id) => this.#toggleLane(id));
@@ -161,10 +172,11 @@ class Panel {
   #build(body) {
     this.runsButton.classList.add("runs-button");
     this.runsButton.setAttribute("aria-expanded", "false");
+    this.tensorsButton.hidden = true;
     this.slider.value = String(this.smoothing);
     this.smoothingValue.textContent = this.smoothing.toFixed(2);
     this.content.append(
-      element("div", "center", this.legend.element, this.chartRoot),
+      element("div", "center", this.legend.element, this.chartRoot, this.dockRoot),
       element("aside", { class: "side", "aria-label": "Events of the run" }, this.card.element, this.eventList.element),
     );
     this.stage.append(
@@ -174,7 +186,7 @@ class Panel {
         element(
           "div", "tools", this.smoothingLabel,
           element("div", { class: "segmented", role: "group", "aria-label": "Horizontal axis" }, ...this.axisButtons),
-          this.viewMenu, this.followButton, this.resetButton,
+          this.tensorsButton, this.viewMenu, this.followButton, this.resetButton,
         ),
       ),
       this.problems, this.content, this.message, this.live,
@@ -308,7 +320,86 @@ class Panel {
     this.#moveOn();
     this.#draw();
     this.#askForDetail(0);
+    setTimeout(() => this.#loadTensors(), 0); // after the drawing
     return true;
+  }
+
+  // ---- Tensors
+
+  /** Finds out whether the run has tensors, and fetches what the charts show of them. */
+  async #loadTensors() {
+    const { loaded } = this;
+    if (!loaded) return;
+    const { run } = loaded;
+    try {
+      const answer = await this.api.tensors(run);
+      if (this.loaded?.run !== run) return;
+      this.tensorsAnswer = answer;
+      const has = answer.names.length > 0;
+      this.tensorsButton.hidden = !has;
+      this.card.hasTensors = has;
+      if (!has && this.place.dock) this.openDock(null);
+      else if (this.place.dock && !this.dock) this.openDock(this.place.dock);
+      const tensors = { ...this.tensors, name: this.place.tensor && answer.names.includes(this.place.tensor) ? this.place.tensor : null };
+      const wanted = !this.views.hidden.has("headroom") && answer.columns.includes("headroom/float16");
+      const asked = JSON.stringify([loaded.info.version, tensors.name, wanted]);
+      if (asked === this.tensorsAsked) return;
+      this.tensorsAsked = asked;
+      const lines = ["grad_norm", "update_norm", "param_norm"].filter((column) => answer.columns.includes(column));
+      const [cells, columns] = await Promise.all([
+        wanted ? this.api.heatmap(run, { column: "headroom/float16", buckets: this.buckets, rows: 4096, ...(answer.groups["1"] ? { depth: 1 } : {}) }) : null,
+        tensors.name ? this.api.tensor(run, tensors.name, lines) : null,
+      ]);
+      if (this.loaded?.run !== run || asked !== this.tensorsAsked) return;
+      tensors.headroom = cells && leastOf(cells);
+      tensors.tensor = columns && exactSeries(columns);
+      this.tensors = tensors;
+      this.#fitTensors();
+      this.#draw();
+    } catch (error) {
+      if (!(error instanceof Unreachable) && !(error instanceof RouteError)) throw error;
+    }
+  }
+
+  /** Room beside the charts for names of tensors, and a chart for the chosen one. */
+  #fitTensors() {
+    const wide = this.chartRoot.clientWidth > 640;
+    this.charts?.setTensors(this.place.dock === "heatmap" ? (wide ? 190 : 112) : 82, this.tensors.name !== null);
+  }
+
+  /** @param {"heatmap" | "histogram" | null} tab */
+  async openDock(tab) {
+    this.place.dock = tab;
+    this.tensorsButton.setAttribute("aria-pressed", String(tab !== null));
+    this.dockRoot.hidden = tab === null;
+    this.#keepPlace();
+    if (tab && !this.dock) {
+      const { Dock } = await import("./dock.js");
+      this.dock ??= new Dock(this.api, {
+        hover: (step) => { this.cursor = null; this.cursorCard.hide(); this.charts?.setCursor(step); this.dock?.setCursor(step); },
+        zoom: (from, to) => this.zoom(from, to),
+        open: (name, step) => this.openTensor(name, step),
+        pin: (step) => { this.charts?.setCursor(step); this.hover(step); this.cursorCard.hide(); },
+        place: ({ tab: chosen, column }) => { this.place.dock = chosen; this.place.column = column === "grad_norm" ? null : column; this.#keepPlace(); this.#fitTensors(); this.#draw(); },
+        close: () => this.openDock(null),
+      });
+      this.dockRoot.append(this.dock.element);
+    }
+    if (tab && this.dock) {
+      Object.assign(this.dock.place, { tab, column: this.place.column ?? this.dock.place.column, tensor: this.place.tensor ?? "*" });
+    }
+    this.#fitTensors();
+    this.#draw();
+  }
+
+  /** A tensor's lines above, and its histogram below. @param {string | null} name "*" or null: none @param {number | null} step */
+  openTensor(name, step) {
+    this.place.tensor = name === "*" ? null : name;
+    if (this.dock) this.dock.place.tensor = name ?? "*";
+    if (step !== null) this.pinned = step;
+    if (name === null) this.openDock(this.place.dock);
+    else this.openDock("histogram");
+    this.#loadTensors();
   }
 
   /** The first drawing of a run: the address may name an event. @param {RunInfo} info */
@@ -371,8 +462,9 @@ class Panel {
   /** @param {string} run */
   chooseRun(run) {
     if (run === this.place.run && this.loaded) return;
-    this.place = { ...nowhere(), run, axis: this.place.axis, views: this.place.views };
-    this.tensors = null;
+    this.place = { ...nowhere(), run, axis: this.place.axis, views: this.place.views, dock: this.place.dock, column: this.place.column };
+    this.tensors = { headroom: null, tensor: null, name: null };
+    this.tensorsAsked = "";
     this.selected = null;
     this.loaded = null;
     this.following = false;
@@ -548,6 +640,7 @@ class Panel {
   hover(step) {
     this.cursor = step;
     clearTimeout(this.hoverTimer);
+    this.dock?.setCursor(step);
     if (step === null || !this.loaded) {
       this.charts?.setCursor(null);
       this.cursorCard.hide();
@@ -712,6 +805,9 @@ class Panel {
       series: this.#series(), overview: loaded.overview, lanes: loaded.lanes, hidden: this.hidden, view,
       axis: this.place.axis, smoothing: this.smoothing, tensors: this.tensors, prefix: this.#prefix(loaded.info), selected: this.selected,
     });
+    if (this.dock && this.place.dock) {
+      this.dock.show({ run: loaded.run, version: loaded.info.version, view, geometry: charts.geometry, cursor: this.cursor, pinned: this.pinned ?? this.selected?.step ?? null });
+    }
     const lane = loaded.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
     this.card.show(this.selected, { index: lane && this.selected ? lane.events.indexOf(this.selected) : 0, count: lane?.events.length ?? 0 });
     const listedFrom = [loaded.lanes, ...this.hidden];
@@ -802,6 +898,27 @@ class Panel {
     this.live.textContent = text ?? this.charts?.summaries[0] ?? "";
     if (this.place.zoom) this.live.textContent += ` Zoomed to steps ${formatCount(this.place.zoom[0])} to ${formatCount(this.place.zoom[1])}.`;
   }
+}
+
+/** The least over all rows of cells, as a chart's series. @param {import("./types.js").Cells} cells @returns {SeriesLike} */
+function leastOf({ step, stepLast, bucketSteps, rows, value }) {
+  const least = Float64Array.from(step, (_, bucket) => rows.reduce((low, __, row) => {
+    const one = value[row * step.length + bucket];
+    return one < low || Number.isNaN(low) ? one : low;
+  }, NaN));
+  return { exact: true, bucketSteps, length: step.length, step, stepLast, line: () => ({ min: least, max: least, last: least, mean: null, nan: null, inf: null }) };
+}
+
+/** @param {Map<string, Values>} columns with `step` among them @returns {SeriesLike} */
+function exactSeries(columns) {
+  const step = /** @type {Float64Array} */ (columns.get("step"));
+  return {
+    exact: true, bucketSteps: 1, length: step.length, step, stepLast: step,
+    line: (name) => {
+      const last = columns.get(name);
+      return last ? { min: last, max: last, last, mean: null, nan: null, inf: null } : null;
+    },
+  };
 }
 
 /** What of the loss the drawn point at a step stands for, where it stands for several. @param {Series} series @param {number} step */

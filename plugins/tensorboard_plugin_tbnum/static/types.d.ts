@@ -74,6 +74,12 @@ export type Header = {
   last_step: number | null;
   steps: number;
   bucket_steps?: number;
+  /** of a heat map */
+  rows?: string[];
+  rows_total?: number;
+  reduce?: string;
+  /** of a ridge */
+  bins?: number;
   arrays: { name: string; dtype: string; length: number; offset: number }[];
 };
 
@@ -173,7 +179,7 @@ export type ChartSpec = {
   /** whether the person may switch between linear and log10 */
   canLog?: boolean;
   /** whether its values are of tensors, and so of steps of their own */
-  ofTensors?: boolean;
+  ofTensors?: "headroom" | "tensor";
   /** hidden until it is asked for */
   optional?: boolean;
   lines: LineSpec[];
@@ -196,8 +202,8 @@ export type Model = {
   series: Series;
   /** of the whole run */
   overview: Series;
-  /** extremes over all tensors; null where there are none, or none yet */
-  tensors: SeriesLike | null;
+  /** for views of tensors: extremes over all of them, and the chosen one's values */
+  tensors: { headroom: SeriesLike | null; tensor: SeriesLike | null; name: string | null };
   lanes: Lane[];
   /** ids of lanes that the legend turned off */
   hidden: Set<string>;
@@ -218,6 +224,7 @@ export type ChartCallbacks = {
   hover: (step: number | null) => void;
   key: (key: KeyboardEvent) => void;
   views: (views: Views) => void;
+  closeTensor: () => void;
   optimizer: (index: number) => void;
 };
 
@@ -231,6 +238,7 @@ export type Pane = {
   /** the bar below it that sizes it */
   grip: HTMLElement;
   log: HTMLButtonElement;
+  title: HTMLElement;
   holder: HTMLElement;
   summary: HTMLElement;
   legend: HTMLElement;
@@ -256,6 +264,12 @@ export type Place = {
   event: { step: number; kind: string } | null;
   /** as `formatViews` writes them; null: as this browser remembers them */
   views: string | null;
+  /** what of the tensors is open below the charts */
+  dock: "heatmap" | "histogram" | null;
+  /** what the heat map shows */
+  column: string | null;
+  /** the chosen tensor */
+  tensor: string | null;
 };
 
 /** What is known of the chosen run. */
@@ -269,4 +283,147 @@ export type Loaded = {
   eventsAnswer: EventsAnswer;
   nonfiniteAnswer: NonfiniteAnswer | null;
   lanes: Lane[];
+};
+
+// ---- Tensors
+
+export type TensorsAnswer = {
+  version: string;
+  steps: number;
+  columns: string[];
+  names: string[];
+  groups: Record<string, string[]>;
+  sources: string[];
+  optimizers: string[];
+};
+
+export type Cells = {
+  /** names of tensors */
+  rows: string[];
+  rowsTotal: number;
+  bucketSteps: number;
+  /** whether `value` is the least, not the greatest */
+  minimum: boolean;
+  step: Float64Array;
+  stepLast: Float64Array;
+  /** rows x buckets, row after row */
+  value: Float32Array;
+  nonfinite: Uint32Array;
+};
+
+export type FormatLimits = {
+  name: string;
+  max: number;
+  smallest_normal: number;
+  smallest_subnormal: number;
+  flushes_to: number;
+  overflows_from: number;
+};
+
+export type HistogramAnswer = {
+  step: number;
+  /** bin, elements */
+  counts: [number, number][];
+  zero: number;
+  inf: number;
+  nan: number;
+  low: number | null;
+  high: number | null;
+  edges: { first_bin: number; last_bin: number; upper_exponent: number };
+  loss_scale: number | null;
+  formats: FormatLimits[];
+  steps_available: [number, number, number];
+};
+
+export type RidgeAnswer = { bins: number; step: Float64Array; counts: Float32Array };
+
+export type Finding = { rule: string; severity: string; title: string; evidence: string; remedy: string; steps: number[] };
+
+export type FindingsAnswer = { version: string; findings: Finding[] };
+
+export type SettingsAnswer = { run: string; version: string; settings: Record<string, any> };
+
+/** The x axis of the charts. */
+export type Geometry = {
+  /** pixels from the left of the charts to where the axis begins */
+  left: number;
+  width: number;
+  /** whether it shows seconds, not steps */
+  time: boolean;
+  /** of the axis */
+  min: number;
+  max: number;
+  xOf: (step: number) => number;
+  stepOf: (x: number) => number;
+};
+
+export type HeatMode = {
+  id: string;
+  column: string;
+  title: string;
+  /** doublings: small is bad. none: only what is not finite counts */
+  scale: "log" | "share" | "doublings" | "none";
+};
+
+export type HeatRow = {
+  /** of the tensor, or the module */
+  name: string;
+  label: string;
+  /** rows of the cells */
+  members: number[];
+  group: boolean;
+  open: boolean;
+  level: number;
+};
+
+export type HeatState = {
+  names: string[];
+  modes: HeatMode[];
+  mode: HeatMode;
+  cells: Cells;
+  /** what the ends of the colours stand for */
+  range: [number, number];
+  view: [number, number];
+  geometry: Geometry;
+  cursor: number | null;
+};
+
+export type HeatMapCallbacks = {
+  hover: (step: number | null) => void;
+  zoom: (from: number, to: number) => void;
+  mode: (id: string) => void;
+  open: (name: string, step: number | null) => void;
+};
+
+export type HistogramState = {
+  names: string[];
+  sources: string[];
+  name: string;
+  source: string;
+  histogram: HistogramAnswer | null;
+  ridge: RidgeAnswer | null;
+  waiting: boolean;
+};
+
+export type HistogramCallbacks = { choose: (name: string, source: string) => void; step: (step: number) => void };
+
+export type DockPlace = { tab: "heatmap" | "histogram"; column: string; tensor: string; source: string };
+
+/** Where the dock is to look. */
+export type DockScene = {
+  run: string;
+  version: string;
+  view: [number, number];
+  geometry: Geometry;
+  cursor: number | null;
+  pinned: number | null;
+};
+
+export type DockCallbacks = {
+  hover: (step: number | null) => void;
+  zoom: (from: number, to: number) => void;
+  open: (name: string, step: number | null) => void;
+  pin: (step: number) => void;
+  place: (place: DockPlace) => void;
+  close: () => void;
 };

@@ -1,0 +1,637 @@
+/**
+ * The heat map: tensors by steps, on the x axis of the charts above it.
+ *
+ * The server reduces to about a bucket a pixel and keeps the worst of each; here rows are put in modules and cells onto
+ * pixels, again by the worst. Nothing is ever scaled as an image. What is not finite is hatched, so that it is told
+ * without colours. Grouping, ranges, colours and pixels are pure functions; the class `HeatMap` has the rest.
+ */
+
+import { counted, formatCount, formatNumber, linearTicks, stepLabels, timeLabels, timeTicks } from "./format.js";
+import { button, element } from "./host.js";
+import { lowerBound } from "./marks.js";
+
+/** @import { Cells, Geometry, HeatMapCallbacks, HeatMode, HeatRow, HeatState } from "./types.js" */
+
+/** What can be looked at, of what a run has. @type {HeatMode[]} */
+export const MODES = [
+  { id: "grad_norm", column: "grad_norm", title: "Gradient norm", scale: "log" },
+  { id: "update_ratio", column: "update_ratio", title: "Update ratio", scale: "log" },
+  { id: "underflow/float16", column: "underflow/float16", title: "Underflow in float16", scale: "share" },
+  { id: "overflow/float16", column: "overflow/float16", title: "Overflow in float16", scale: "share" },
+  { id: "headroom/float16", column: "headroom/float16", title: "Headroom in float16", scale: "doublings" },
+  { id: "nonfinite", column: "grad_norm", title: "Not finite", scale: "none" },
+];
+
+const MOST_ROWS_AT_FIRST = 120;
+const ROW_HEIGHTS = { least: 3, most: 26, label: 11 };
+const LABELLED_ROWS = 60; // so many scroll rather than lose their names
+const LEAST_BROKEN = 6; // pixels of what is not finite, however short it was
+
+// ---- Rows
+
+/** The module of a tensor, at most `depth` levels below the model. @param {string} name @param {number} depth */
+export function moduleOf(name, depth) {
+  return name.split(".").slice(0, -1).slice(0, depth).join(".");
+}
+
+/** How many levels of modules there are above tensors. @param {string[]} names */
+export function deepest(names) {
+  return names.reduce((most, name) => Math.max(most, name.split(".").length - 1), 0);
+}
+
+/** The finest grouping whose rows are not too many; one level more than there are is every tensor by itself. @param {string[]} names */
+export function depthAtFirst(names) {
+  const levels = deepest(names);
+  if (names.length <= MOST_ROWS_AT_FIRST) return levels + 1;
+  for (let depth = levels; depth > 1; depth--) {
+    if (new Set(names.map((name) => moduleOf(name, depth))).size <= MOST_ROWS_AT_FIRST) return depth;
+  }
+  return 1;
+}
+
+/**
+ * The rows to show: modules with what is below the opened ones, in the model's order or the worst first.
+ *
+ * @param {string[]} names of tensors
+ * @param {{depth: number, open: Set<string>, badness: ArrayLike<number> | null}} options
+ *   `badness`: of each tensor, where the worst come first
+ * @returns {HeatRow[]}
+ */
+export function heatRows(names, { depth, open, badness }) {
+  /** @type {Map<string, number[]>} */
+  const groups = new Map();
+  names.forEach((name, at) => {
+    const key = depth > deepest(names) ? `\0${at}` : moduleOf(name, depth);
+    const members = groups.get(key);
+    if (members) members.push(at);
+    else groups.set(key, [at]);
+  });
+  const worst = (/** @type {number[]} */ members) => members.reduce((most, at) => Math.max(most, badness ? badness[at] : 0), -Infinity);
+  const sorted = [...groups];
+  if (badness) sorted.sort((a, b) => worst(b[1]) - worst(a[1]));
+  return sorted.flatMap(([key, members]) => {
+    if (members.length === 1) return [{ name: names[members[0]], label: names[members[0]], members, group: false, open: false, level: 0 }];
+    const isOpen = open.has(key);
+    const label = key === "" ? "(the model's own)" : key;
+    const inside = badness ? [...members].sort((a, b) => badness[b] - badness[a]) : members;
+    return [
+      { name: key, label, members, group: true, open: isOpen, level: 0 },
+      ...(isOpen ? inside.map((at) => ({ name: names[at], label: names[at].slice(key ? key.length + 1 : 0), members: [at], group: false, open: false, level: 1 })) : []),
+    ];
+  });
+}
+
+// ---- Values and colours
+
+/** How bad each tensor was at its worst: not finite before all else. @param {Cells} cells @param {HeatMode} mode @param {number} from step @param {number} to step */
+export function badnessOf(cells, mode, from, to) {
+  const width = cells.step.length;
+  const [first, last] = [lowerBound(cells.stepLast, from), lowerBound(cells.step, to + 1)];
+  return Float64Array.from(cells.rows, (_, row) => {
+    let [worst, broken] = [-Infinity, 0];
+    for (let at = row * width + first; at < row * width + last; at++) {
+      broken += cells.nonfinite[at];
+      const value = cells.minimum ? -cells.value[at] : cells.value[at];
+      if (value > worst) worst = value;
+    }
+    if (mode.scale === "none") return broken;
+    return broken ? 1e300 + broken : worst;
+  });
+}
+
+/**
+ * The values that the ends of the colours stand for: all of the finite ones, but for the lowest hundredth on a
+ * logarithmic scale, where a tensor that hardly gets a gradient would take the colours from all others.
+ * @param {Cells} cells @param {HeatMode} mode @returns {[number, number]}
+ */
+export function rangeOf(cells, mode) {
+  if (mode.scale === "share") return [0, 1];
+  const finite = Float64Array.from(cells.value.filter((value) => Number.isFinite(value) && (mode.scale !== "log" || value > 0))).sort();
+  if (!finite.length || mode.scale === "none") return [0, 1];
+  const low = finite[mode.scale === "log" ? Math.floor(finite.length / 100) : 0];
+  const high = finite[finite.length - 1];
+  if (high > low) return [low, high];
+  return mode.scale === "log" ? [low / 2, low * 2] : [low - 1, low + 1];
+}
+
+/** Where in the colours a value stands, 0 to 1; the bad end is 1. @param {number} value @param {HeatMode} mode @param {[number, number]} range */
+export function shareOf(value, mode, [low, high]) {
+  let share;
+  switch (mode.scale) {
+    case "log": share = value > 0 ? Math.log(value / low) / Math.log(high / low) : 0; break;
+    case "share": share = Math.sqrt(value); break; // one in ten thousand is to be seen
+    case "doublings": share = 1 - (value - low) / (high - low); break;
+    default: share = 0;
+  }
+  return Math.max(0, Math.min(1, share));
+}
+
+/**
+ * 256 colours of even steps in lightness (OKLab), from the ground's own lightness away from it, over three hues; as
+ * pixels of an `ImageData` on a little-endian machine.
+ * @param {boolean} dark
+ */
+export function colourMap(dark) {
+  return Uint32Array.from({ length: 256 }, (_, index) => {
+    const t = index / 255;
+    const lightness = dark ? 0.37 + 0.55 * t : 0.955 - 0.62 * t;
+    const hue = ((dark ? 268 - 175 * t : 215 + 85 * t) * Math.PI) / 180;
+    const chroma = dark ? 0.05 + 0.09 * Math.sin(Math.PI * (0.15 + 0.7 * t)) : 0.02 + 0.13 * Math.sin((Math.PI / 2) * Math.min(1, 1.25 * t));
+    return packed(oklab(lightness, chroma * Math.cos(hue), chroma * Math.sin(hue)));
+  });
+}
+
+/** To sRGB, 0 to 255. @param {number} lightness @param {number} a @param {number} b @returns {[number, number, number]} */
+function oklab(lightness, a, b) {
+  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  const channel = (/** @type {number} */ linear) => {
+    const light = Math.max(0, Math.min(1, linear));
+    return Math.round(255 * (light <= 0.0031308 ? 12.92 * light : 1.055 * light ** (1 / 2.4) - 0.055));
+  };
+  return [
+    channel(4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s),
+    channel(-1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s),
+    channel(-0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s),
+  ];
+}
+
+/** @param {[number, number, number]} rgb */
+function packed([red, green, blue]) {
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}
+
+/**
+ * The distance between samples in which most steps lie; a few steps that were sampled one by one do not count.
+ * @param {Float64Array} step @param {Float64Array} stepLast
+ */
+export function usualGap(step, stepLast) {
+  const gaps = Float64Array.from({ length: Math.max(0, step.length - 1) }, (_, at) => step[at + 1] - stepLast[at]).sort();
+  const half = gaps.reduce((sum, gap) => sum + gap, 0) / 2;
+  let sum = 0;
+  for (const gap of gaps) {
+    sum += gap;
+    if (sum >= half) return gap;
+  }
+  return 1;
+}
+
+/**
+ * Which pixels each bucket covers: up to the next bucket, as samples stand for the steps until the next one, but not
+ * across a stretch in which samples are missing; and never less than a pixel. `end` is where its own steps end: what
+ * was not finite is known of those alone.
+ *
+ * @param {Cells} cells @param {Geometry} geometry @param {number} ratio pixels of the canvas for one of the page
+ * @returns {{left: Int32Array, right: Int32Array, end: Int32Array}} right and end are exclusive
+ */
+export function spans({ step, stepLast }, { xOf, min, max, width }, ratio) {
+  const count = step.length;
+  const reach = 1.5 * usualGap(step, stepLast);
+  const toPixel = (/** @type {number} */ at) => Math.round(((xOf(at) - min) / (max - min)) * width * ratio);
+  const left = Int32Array.from(step, toPixel);
+  const right = new Int32Array(count);
+  const end = new Int32Array(count);
+  for (let at = 0; at < count; at++) {
+    const next = at + 1 < count ? step[at + 1] : Infinity;
+    right[at] = Math.max(left[at] + 1, toPixel(Math.min(next, stepLast[at] + reach)));
+    end[at] = Math.max(left[at] + 1, toPixel(Math.min(next, stepLast[at] + 1)));
+  }
+  return { left, right, end };
+}
+
+/**
+ * One row of pixels of a heat-map row: share 0 to 255, -1 where nothing is known, -2 where something was not finite.
+ *
+ * @param {Cells} cells @param {number[]} members rows of `cells` @param {{left: Int32Array, right: Int32Array, end: Int32Array}} places
+ * @param {number} pixels @param {HeatMode} mode @param {[number, number]} range
+ */
+export function rowPixels(cells, members, { left, right, end }, pixels, mode, range) {
+  const line = new Int16Array(pixels).fill(-1);
+  const width = cells.step.length;
+  /** @type {number[]} */
+  const broken = [];
+  for (let bucket = 0; bucket < width; bucket++) {
+    if (right[bucket] <= 0 || left[bucket] >= pixels) continue;
+    let share = -1;
+    let bad = false;
+    for (const row of members) {
+      const value = cells.value[row * width + bucket];
+      if (cells.nonfinite[row * width + bucket]) bad = true;
+      if (Number.isFinite(value)) share = Math.max(share, Math.round(255 * shareOf(value, mode, range)));
+    }
+    if (bad) broken.push(bucket);
+    for (let x = Math.max(0, left[bucket]); x < Math.min(pixels, right[bucket]); x++) line[x] = Math.max(line[x], share);
+  }
+  for (const bucket of broken) { // last, and never too narrow to be seen
+    const more = Math.max(0, LEAST_BROKEN - (end[bucket] - left[bucket])) >> 1;
+    line.fill(-2, Math.max(0, left[bucket] - more), Math.max(0, Math.min(pixels, end[bucket] + more)));
+  }
+  return line;
+}
+
+// ---- The view
+
+export class HeatMap {
+  /** @param {HeatMapCallbacks} callbacks */
+  constructor(callbacks) {
+    this.callbacks = callbacks;
+    /** @type {HeatState | null} */
+    this.state = null;
+    /** @type {HeatRow[]} */
+    this.rows = [];
+    /** @type {Set<string>} modules that are opened */
+    this.open = new Set();
+    this.depth = 0;
+    this.worstFirst = false;
+    this.rowHeight = 0; // 0: as fits
+    this.active = { row: 0, bucket: -1 };
+    this.frame = 0;
+    this.modeSelect = element("select", { class: "small", "aria-label": "What the colours show", onchange: () => callbacks.mode(this.modeSelect.value) });
+    this.depthSlider = element("input", { type: "range", min: 1, step: 1, "aria-label": "Depth of modules", oninput: () => { this.depth = Number(this.depthSlider.value); this.open.clear(); this.#rebuild(); } });
+    this.depthText = element("output");
+    this.heightSlider = element("input", { type: "range", min: ROW_HEIGHTS.least, max: ROW_HEIGHTS.most, step: 1, "aria-label": "Height of a row", oninput: () => { this.rowHeight = Number(this.heightSlider.value); this.#rebuild(); } });
+    this.orderButton = button("Worst first", "The worst tensors in view above, instead of the model's order", () => { this.worstFirst = !this.worstFirst; this.scroller.scrollTop = 0; this.#rebuild(); });
+    this.tableButton = button("Table", "The values at the cursor as a table", () => this.#toggleTable());
+    this.legend = element("div", "heat-legend");
+    this.canvas = element("canvas", { "aria-hidden": "true" });
+    this.cursorLine = element("div", { class: "heat-cursor", hidden: true });
+    this.selection = element("div", { class: "heat-selection", hidden: true });
+    this.focusBox = element("div", { class: "heat-focus", hidden: true });
+    this.inner = element("div", "heat-inner", this.canvas, this.cursorLine, this.selection, this.focusBox);
+    this.scroller = element("div", {
+      class: "heat-scroller", tabindex: 0, role: "application", "aria-roledescription": "heat map", "aria-describedby": "summary-heatmap",
+      onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
+      onpointerdown: (/** @type {PointerEvent} */ event) => this.#press(event),
+      onpointermove: (/** @type {PointerEvent} */ event) => this.#hover(event),
+      onpointerleave: () => this.#leave(),
+    }, this.inner);
+    this.scroller.addEventListener("scroll", () => this.#schedule(), { passive: true });
+    this.scroller.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
+    this.scroller.addEventListener("blur", () => { this.focusBox.hidden = true; });
+    this.axis = element("div", { class: "heat-axis", "aria-hidden": "true" });
+    this.tip = element("div", { class: "cursor-card heat-tip", hidden: true, "aria-hidden": "true" });
+    this.summary = element("p", { class: "visually-hidden", id: "summary-heatmap" });
+    this.live = element("p", { class: "visually-hidden", role: "status" });
+    this.table = element("div", { class: "heat-table", hidden: true, tabindex: 0, role: "region", "aria-label": "Values of the heat map" });
+    this.element = element(
+      "section", { class: "heat", "aria-label": "Heat map of tensors" },
+      element(
+        "header", "dock-tools", this.modeSelect,
+        element("label", "slider-label", "Modules", this.depthSlider, this.depthText),
+        element("label", "slider-label", "Rows", this.heightSlider), this.orderButton, this.tableButton,
+      ),
+      this.scroller, this.axis, this.table, this.summary, this.live,
+    );
+    document.body.append(this.tip);
+  }
+
+  /** @param {HeatState} state */
+  show(state) {
+    const before = this.state;
+    this.state = state;
+    if (before?.names !== state.names) {
+      this.depth = depthAtFirst(state.names);
+      this.open.clear();
+      this.depthSlider.max = String(deepest(state.names) + 1);
+      this.depthSlider.value = String(this.depth);
+      this.modeSelect.replaceChildren(...state.modes.map(({ id, title }) => element("option", { value: id }, title)));
+    }
+    this.modeSelect.value = state.mode.id;
+    this.scroller.setAttribute("aria-label", `${state.mode.title} of tensors by steps; arrow keys move, Enter opens`);
+    this.#rebuild();
+  }
+
+  #rebuild() {
+    const { state } = this;
+    if (!state) return;
+    const { cells, mode, view } = state;
+    this.rows = heatRows(cells.rows, { depth: this.depth, open: this.open, badness: this.worstFirst ? badnessOf(cells, mode, ...view) : null });
+    const levels = deepest(cells.rows);
+    this.depthText.textContent = this.depth > levels ? "every tensor" : this.depth === 1 ? "1 level" : `${this.depth} levels`;
+    this.orderButton.setAttribute("aria-pressed", String(this.worstFirst));
+    this.active.row = Math.min(this.active.row, Math.max(0, this.rows.length - 1));
+    this.#drawLegend();
+    const groups = this.rows.filter(({ group }) => group).length;
+    const broken = this.rows.filter(({ members }) => members.some((row) => cells.nonfinite.subarray(row * cells.step.length, (row + 1) * cells.step.length).some(Boolean))).length;
+    this.summary.textContent = `${mode.title}, ${counted(this.rows.length, "row")}${groups ? `, ${groups} of them modules` : ""}, steps ${formatCount(view[0])} to ${formatCount(view[1])}; `
+      + `${broken ? `${counted(broken, "row")} with values that are not finite` : "all values finite"}.`;
+    this.#draw();
+    if (!this.table.hidden) this.#fillTable();
+  }
+
+  /** Pixels of a row. */
+  get #height() {
+    const fitting = Math.floor(this.scroller.clientHeight / Math.max(1, this.rows.length));
+    const least = this.rows.length <= LABELLED_ROWS ? ROW_HEIGHTS.label + 2 : ROW_HEIGHTS.least;
+    return this.rowHeight || Math.max(least, Math.min(18, fitting));
+  }
+
+  #schedule() {
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame(() => this.#draw());
+  }
+
+  #draw() {
+    const { state, canvas, scroller } = this;
+    if (!state || !scroller.clientHeight || !scroller.clientWidth) return;
+    const { cells, mode, range, geometry } = state;
+    const height = this.#height;
+    if (!this.rowHeight) this.heightSlider.value = String(height);
+    this.inner.style.height = `${Math.max(scroller.clientHeight, this.rows.length * height)}px`;
+    const ratio = devicePixelRatio || 1;
+    const [width, tall] = [scroller.clientWidth, scroller.clientHeight];
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(tall * ratio);
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${tall}px`;
+    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    const style = getComputedStyle(document.documentElement);
+    const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
+    const dark = document.documentElement.classList.contains("dark");
+    const map = colourMap(dark);
+    const [ink, ground] = dark ? [packed([255, 120, 215]), packed([40, 10, 34])] : [packed([163, 18, 122]), packed([255, 226, 246])];
+    const pixels = Math.round(geometry.width * ratio);
+    const places = spans(cells, geometry, ratio);
+    const first = Math.floor(scroller.scrollTop / height);
+    const last = Math.min(this.rows.length, Math.ceil((scroller.scrollTop + tall) / height));
+    const gap = height >= 6 ? Math.max(1, Math.round(ratio)) : 0;
+    const image = context.createImageData(Math.max(1, pixels), canvas.height);
+    const data = new Uint32Array(image.data.buffer);
+    for (let index = first; index < last; index++) {
+      const line = rowPixels(cells, this.rows[index].members, places, pixels, mode, range);
+      const top = Math.round((index * height - scroller.scrollTop) * ratio);
+      const bottom = Math.round(((index + 1) * height - scroller.scrollTop) * ratio) - gap;
+      for (let y = Math.max(0, top); y < Math.min(canvas.height, Math.max(bottom, top + 1)); y++) {
+        for (let x = 0; x < pixels; x++) {
+          const share = line[x];
+          if (share >= 0) data[y * pixels + x] = map[share];
+          else if (share === -2) data[y * pixels + x] = (x + y) % 4 < 2 ? ink : ground;
+        }
+      }
+    }
+    context.putImageData(image, Math.round(geometry.left * ratio), 0);
+    context.scale(ratio, ratio);
+    context.font = `${Math.min(12, Math.max(10, height - 3))}px Roboto, system-ui, -apple-system, "Segoe UI", Arial, sans-serif`;
+    context.textBaseline = "middle";
+    let written = -Infinity;
+    for (let index = first; index < last; index++) {
+      const middle = (index + 0.5) * height - scroller.scrollTop;
+      if (middle - written < ROW_HEIGHTS.label) continue;
+      written = middle;
+      const row = this.rows[index];
+      context.fillStyle = colour(row.group ? "--text" : "--text-2");
+      const indent = 16 + (row.level ? 14 : 0);
+      if (row.group) context.fillText(row.open ? "▾" : "▸", 4, middle);
+      context.fillText(shortened(context, row.label, geometry.left - indent - 8), indent, middle);
+    }
+    const count = Math.max(2, Math.floor(geometry.width / 100));
+    const ticks = geometry.time ? timeTicks(geometry.min, geometry.max, count) : linearTicks(geometry.min, geometry.max, count, 1);
+    const labels = geometry.time ? timeLabels(ticks) : stepLabels(ticks);
+    this.axis.replaceChildren(...ticks.map((tick, at) => element("span", {
+      style: `left: ${geometry.left + ((tick - geometry.min) / (geometry.max - geometry.min)) * geometry.width}px`,
+    }, labels[at])));
+    this.#placeFocus();
+    this.setCursor(state.cursor);
+  }
+
+  /** Another step under the cursor of the charts. @param {number | null} step */
+  setCursor(step) {
+    if (!this.state) return;
+    this.state.cursor = step;
+    const { min, max, width, left, xOf } = this.state.geometry;
+    const at = step === null ? -1 : (xOf(step) - min) / (max - min);
+    this.cursorLine.hidden = !(at >= 0 && at <= 1);
+    this.cursorLine.style.transform = `translateX(${left + at * width}px)`;
+    if (!this.table.hidden) this.#fillTable();
+  }
+
+  #drawLegend() {
+    const { mode, range } = /** @type {HeatState} */ (this.state);
+    const bar = element("canvas", { width: 256, height: 1, class: "heat-bar", "aria-hidden": "true" });
+    const context = /** @type {CanvasRenderingContext2D} */ (bar.getContext("2d"));
+    const image = context.createImageData(256, 1);
+    new Uint32Array(image.data.buffer).set(colourMap(document.documentElement.classList.contains("dark")));
+    context.putImageData(image, 0, 0);
+    const ends = mode.scale === "doublings" ? [range[1], range[0]] : range;
+    const texts = ends.map((end) => (mode.scale === "share" ? `${end * 100} %` : formatNumber(Number(end.toPrecision(2)))));
+    const scale = mode.scale === "none" ? [] : [element("span", {}, texts[0]), bar, element("span", {}, texts[1] + (mode.scale === "doublings" ? " doublings" : ""))];
+    this.legend.replaceChildren(...scale, element("span", "heat-broken"), element("span", {}, "not finite"));
+  }
+
+  // ---- Pointer
+
+  /** @param {MouseEvent} event @returns {{row: number, x: number, step: number, inside: boolean}} */
+  #at(event) {
+    const { geometry, view } = /** @type {HeatState} */ (this.state);
+    const box = this.scroller.getBoundingClientRect();
+    const x = event.clientX - box.left;
+    const row = Math.floor((event.clientY - box.top + this.scroller.scrollTop) / this.#height);
+    const share = Math.max(0, Math.min(1, (x - geometry.left) / geometry.width));
+    const step = Math.round(geometry.stepOf(geometry.min + share * (geometry.max - geometry.min)));
+    return { row: row < this.rows.length ? row : -1, x, step: Math.max(view[0], Math.min(view[1], step)), inside: x >= geometry.left && x <= geometry.left + geometry.width };
+  }
+
+  /** @param {PointerEvent} event */
+  #hover(event) {
+    if (!this.state || this.scroller.hasPointerCapture(event.pointerId)) return;
+    const { row, step, inside } = this.#at(event);
+    this.scroller.style.cursor = row < 0 ? "default" : inside ? "crosshair" : "pointer";
+    if (row < 0) return this.#leave();
+    if (inside) this.callbacks.hover(step);
+    this.#showTip(this.rows[row], inside ? this.#bucket(step) : -1, event.clientX, event.clientY);
+  }
+
+  #leave() {
+    this.tip.hidden = true;
+    this.callbacks.hover(null);
+  }
+
+  /** The bucket whose sample stands for a step. @param {number} step */
+  #bucket(step) {
+    const { cells } = /** @type {HeatState} */ (this.state);
+    return lowerBound(cells.step, step + 1) - 1;
+  }
+
+  /** What is known of a cell, as pairs. @param {HeatRow} row @param {number} bucket @returns {[string, string][]} */
+  #facts(row, bucket) {
+    const { cells, mode } = /** @type {HeatState} */ (this.state);
+    const width = cells.step.length;
+    if (bucket < 0 || bucket >= width) return [];
+    let [worst, at, broken] = [-Infinity, -1, 0];
+    for (const member of row.members) {
+      const value = cells.value[member * width + bucket];
+      broken += cells.nonfinite[member * width + bucket];
+      const bad = cells.minimum ? -value : value;
+      if (bad > worst) [worst, at] = [bad, member];
+    }
+    const [from, to] = [cells.step[bucket], cells.stepLast[bucket]];
+    const value = at < 0 ? null : cells.value[at * width + bucket];
+    /** @type {[string, string][]} */
+    const facts = [[from === to ? "Step" : "Steps", from === to ? formatCount(from) : `${formatCount(from)} to ${formatCount(to)}`]];
+    const written = mode.scale === "share" && value !== null ? `${formatNumber(Number((100 * value).toPrecision(3)))} %` : formatNumber(value === null ? null : Number(value.toPrecision(5)));
+    facts.push([(row.group ? "worst " : "") + (mode.scale === "none" ? "gradient norm" : mode.title.toLowerCase()), written]);
+    if (row.group && at >= 0) facts.push(["of", cells.rows[at]]);
+    if (broken) facts.push(["Not finite", counted(broken, "sample")]);
+    return facts;
+  }
+
+  /** @param {HeatRow} row @param {number} bucket @param {number} x @param {number} y */
+  #showTip(row, bucket, x, y) {
+    const facts = this.#facts(row, bucket);
+    const title = row.group ? `${row.label} (${counted(row.members.length, "tensor")})` : row.name;
+    this.tip.replaceChildren(
+      element("header", {}, element("strong", {}, title)),
+      element("dl", "facts", ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
+    );
+    this.tip.hidden = false;
+    const { offsetWidth: width, offsetHeight: height } = this.tip;
+    const left = x + 18 + width > innerWidth - 8 ? x - 18 - width : x + 18;
+    this.tip.style.transform = `translate(${Math.max(8, left)}px, ${Math.max(8, Math.min(innerHeight - height - 8, y + 14))}px)`;
+  }
+
+  /** A drag zooms, a click opens. @param {PointerEvent} event */
+  #press(event) {
+    if (!this.state || event.button !== 0) return;
+    const start = this.#at(event);
+    if (event.offsetX > this.scroller.clientWidth && event.target === this.scroller) return; // the scroll bar
+    this.tip.hidden = true;
+    this.scroller.setPointerCapture(event.pointerId);
+    let far = false;
+    const move = (/** @type {PointerEvent} */ moved) => {
+      const now = this.#at(moved);
+      far ||= start.inside && Math.abs(now.x - start.x) > 5;
+      this.selection.hidden = !far;
+      const { left, width } = this.state?.geometry ?? { left: 0, width: 0 };
+      const [a, b] = [start.x, now.x].map((x) => Math.max(left, Math.min(left + width, x))).sort((p, q) => p - q);
+      this.selection.style.left = `${a}px`;
+      this.selection.style.width = `${b - a}px`;
+    };
+    const end = (/** @type {PointerEvent} */ up) => {
+      this.scroller.removeEventListener("pointermove", move);
+      this.selection.hidden = true;
+      if (up.type !== "pointerup") return;
+      const now = this.#at(up);
+      if (far) this.callbacks.zoom(Math.min(start.step, now.step), Math.max(start.step, now.step));
+      else if (start.row >= 0) this.#enter(start.row, start.inside ? start.step : null);
+    };
+    this.scroller.addEventListener("pointermove", move);
+    this.scroller.addEventListener("pointerup", end, { once: true });
+    this.scroller.addEventListener("pointercancel", end, { once: true });
+  }
+
+  /** Opens or closes a module, or opens a tensor. @param {number} index of the row @param {number | null} step */
+  #enter(index, step) {
+    const row = this.rows[index];
+    this.active.row = index;
+    if (!row.group) return this.callbacks.open(row.name, step);
+    if (!this.open.delete(row.name)) this.open.add(row.name);
+    this.#rebuild();
+  }
+
+  /** @param {WheelEvent} event */
+  #wheel(event) {
+    if (!this.state) return;
+    const [from, to] = this.state.view;
+    const sideways = event.shiftKey ? event.deltaX || event.deltaY : event.deltaX;
+    if (event.ctrlKey || event.metaKey) {
+      event.preventDefault();
+      const at = this.#at(event).step;
+      const factor = Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.01);
+      this.callbacks.zoom(at - (at - from) * factor, at + (to - at) * factor);
+    } else if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) {
+      event.preventDefault();
+      const by = (sideways / this.state.geometry.width) * (to - from);
+      this.callbacks.zoom(from + by, to + by);
+    }
+  }
+
+  // ---- Keys
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    if (!this.state || !this.rows.length || event.altKey || event.metaKey || event.ctrlKey) return;
+    const { cells, view } = this.state;
+    const [first, last] = [Math.max(0, this.#bucket(view[0])), Math.max(0, this.#bucket(view[1]))];
+    const bucket = this.active.bucket < 0 ? this.#bucket(this.state.cursor ?? view[0]) : this.active.bucket;
+    const stride = event.shiftKey ? 10 : 1;
+    const page = Math.max(1, Math.floor(this.scroller.clientHeight / this.#height) - 1);
+    const row = this.active.row;
+    /** @type {Record<string, [number, number]>} */
+    const moves = {
+      ArrowUp: [row - stride, bucket], ArrowDown: [row + stride, bucket], ArrowLeft: [row, bucket - stride], ArrowRight: [row, bucket + stride],
+      PageUp: [row - page, bucket], PageDown: [row + page, bucket], Home: [row, first], End: [row, last],
+    };
+    if (event.key in moves) {
+      const [to, at] = moves[event.key];
+      this.active = { row: Math.max(0, Math.min(this.rows.length - 1, to)), bucket: Math.max(first, Math.min(last, at)) };
+      this.#reveal();
+      const step = cells.step[this.active.bucket];
+      this.callbacks.hover(step);
+      const facts = this.#facts(this.rows[this.active.row], this.active.bucket);
+      this.live.textContent = `${this.rows[this.active.row].label}: ${facts.map(([name, value]) => `${name} ${value}`).join(", ")}`;
+      this.#placeFocus();
+    } else if (event.key === "Enter" || event.key === " ") {
+      this.#enter(row, bucket >= 0 ? cells.step[bucket] : null);
+    } else return;
+    event.preventDefault();
+  }
+
+  #reveal() {
+    const height = this.#height;
+    const top = this.active.row * height;
+    if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;
+    else if (top + height > this.scroller.scrollTop + this.scroller.clientHeight) this.scroller.scrollTop = top + height - this.scroller.clientHeight;
+  }
+
+  #placeFocus() {
+    const { bucket, row } = this.active;
+    this.focusBox.hidden = bucket < 0 || document.activeElement !== this.scroller;
+    if (this.focusBox.hidden || !this.state) return;
+    const { left, right } = spans(this.state.cells, this.state.geometry, 1);
+    this.focusBox.style.transform = `translate(${this.state.geometry.left + left[bucket]}px, ${row * this.#height}px)`;
+    this.focusBox.style.width = `${Math.max(4, right[bucket] - left[bucket])}px`;
+    this.focusBox.style.height = `${this.#height}px`;
+  }
+
+  // ---- The same in words
+
+  #toggleTable() {
+    this.table.hidden = !this.table.hidden;
+    this.scroller.hidden = this.axis.hidden = !this.table.hidden;
+    this.tableButton.setAttribute("aria-pressed", String(!this.table.hidden));
+    if (!this.table.hidden) this.#fillTable();
+    else this.#draw();
+  }
+
+  #fillTable() {
+    const { state } = this;
+    if (!state) return;
+    const bucket = this.#bucket(state.cursor ?? state.view[1]);
+    const heads = ["Tensor", state.mode.title, "Not finite"];
+    this.table.replaceChildren(element(
+      "table", "small-table",
+      element("caption", {}, bucket < 0 ? "No sample here" : `At steps ${formatCount(state.cells.step[bucket])} to ${formatCount(state.cells.stepLast[bucket])}`),
+      element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
+      element("tbody", {}, ...this.rows.map((row) => {
+        const facts = this.#facts(row, bucket);
+        return element("tr", {}, element("th", { scope: "row" }, row.group ? `${row.label} (${row.members.length})` : row.name),
+          element("td", {}, facts[1]?.[1] ?? "–"), element("td", {}, facts.find(([name]) => name === "Not finite")?.[1] ?? "–"));
+      })),
+    ));
+  }
+
+  remove() {
+    cancelAnimationFrame(this.frame);
+    this.tip.remove();
+    this.element.remove();
+  }
+}
+
+/** A name cut at its front, where it says least, to fit. @param {CanvasRenderingContext2D} context @param {string} text @param {number} room */
+function shortened(context, text, room) {
+  if (context.measureText(text).width <= room) return text;
+  let cut = 1;
+  while (cut < text.length && context.measureText(`…${text.slice(cut)}`).width > room) cut++;
+  return `…${text.slice(cut)}`;
+}

@@ -1,0 +1,304 @@
+/**
+ * The histogram of a tensor by exponents: how much of it a number format would flush to zero or let overflow, at the
+ * loss scale of the step and at another one; and the histograms of all steps as a ridge.
+ *
+ * Gradients are counted unscaled, so a format's range stands at its limits divided by the scale.
+ */
+
+import { formatCount, formatNumber, formatPower, formatScale } from "./format.js";
+import { element, svg } from "./host.js";
+
+/** @import { FormatLimits, HistogramAnswer, HistogramCallbacks, HistogramState, RidgeAnswer } from "./types.js" */
+
+const LABELS = { float16: "float16", bfloat16: "bfloat16", float8_e4m3fn: "float8 e4m3", float8_e5m2: "float8 e5m2" };
+const SLIDER = { least: -20, most: 40 };
+
+/**
+ * What of a histogram a format at a scale turns to zero, and what overflows: shares of all elements, infinities among
+ * those that overflow. Exact where the scale is a power of two; else the bin that a limit cuts counts in proportion.
+ *
+ * @param {HistogramAnswer} histogram @param {FormatLimits} format @param {number} scale
+ */
+export function lost({ counts, zero, inf, nan, edges }, format, scale) {
+  const total = counts.reduce((sum, [, count]) => sum + count, zero + inf + nan);
+  if (!total) return { zero: 0, overflow: 0 };
+  const [low, high] = [Math.log2(format.flushes_to / scale), Math.log2(format.overflows_from / scale)];
+  let [flushed, over] = [0, 0];
+  for (const [bin, count] of counts) {
+    const upper = bin + edges.upper_exponent;
+    flushed += count * Math.max(0, Math.min(1, low - (upper - 1)));
+    // The least that overflows lies just above the bin's edge, or a rounding below a power of two.
+    over += count * Math.max(0, Math.min(1, upper - high > 0.999 ? 1 : upper - high < 0.001 ? 0 : upper - high));
+  }
+  return { zero: flushed / total, overflow: (over + inf) / total };
+}
+
+/** The exponents worth showing: all that are counted, and where formats give up, with room. @param {number[]} bins @param {number} upper of bin 0 @returns {[number, number]} */
+export function exponentRange(bins, upper) {
+  const [low, high] = [Math.min(...bins) + upper - 1, Math.max(...bins) + upper];
+  return [Math.min(low, -34) - 2, Math.max(high, 4) + 2];
+}
+
+/** A share in percent as exact as it is worth. @param {number} share */
+export function percent(share) {
+  if (share === 0) return "0 %";
+  if (share < 1e-6) return "< 0.0001 %";
+  return `${formatNumber(Number((100 * share).toPrecision(3)))} %`;
+}
+
+export class HistogramView {
+  /** @param {HistogramCallbacks} callbacks */
+  constructor(callbacks) {
+    this.callbacks = callbacks;
+    /** @type {HistogramState | null} */
+    this.state = null;
+    /** log2 of the other scale; null: as the step's */
+    this.exponent = /** @type {number | null} */ (null);
+    this.nameSelect = element("select", { class: "small", "aria-label": "Tensor", onchange: () => callbacks.choose(this.nameSelect.value, this.sourceSelect.value) });
+    this.sourceSelect = element("select", { class: "small", "aria-label": "Histogram of", onchange: () => callbacks.choose(this.nameSelect.value, this.sourceSelect.value) });
+    this.slider = element("input", { type: "range", ...{ min: SLIDER.least, max: SLIDER.most }, step: 1, "aria-label": "Another loss scale", oninput: () => { this.exponent = Number(this.slider.value); this.#draw(); } });
+    this.scaleText = element("output");
+    this.title = element("p", "histogram-title");
+    this.picture = svg("svg", { class: "histogram", role: "img", tabindex: 0, "aria-describedby": "summary-histogram" });
+    this.losses = element("div", "losses");
+    this.ridge = element("canvas", { class: "ridge", role: "img", tabindex: 0, "aria-label": "Histograms over time; arrow keys move between them" });
+    this.ridgeTitle = element("p", "histogram-title");
+    this.summary = element("p", { class: "visually-hidden", id: "summary-histogram" });
+    this.ridge.addEventListener("click", (event) => this.#pick(event.offsetY));
+    this.ridge.addEventListener("keydown", (event) => this.#key(event));
+    this.pictureBox = element("div", "histogram-box", this.picture);
+    this.ridgeBox = element("div", "ridge-box", this.ridge);
+    this.element = element(
+      "section", { class: "histograms", "aria-label": "Histograms" },
+      element("header", "dock-tools", this.nameSelect, this.sourceSelect, element("label", "slider-label", "Another scale", this.slider, this.scaleText)),
+      element(
+        "div", "histogram-parts",
+        element("div", "histogram-part", this.title, this.pictureBox, this.losses),
+        element("div", "histogram-part", this.ridgeTitle, this.ridgeBox),
+      ),
+      this.summary,
+    );
+  }
+
+  /** @param {HistogramState} state */
+  show(state) {
+    const before = this.state;
+    this.state = state;
+    if (before?.names !== state.names || before?.sources !== state.sources) {
+      this.nameSelect.replaceChildren(element("option", { value: "*" }, "the whole model"), ...state.names.map((name) => element("option", { value: name }, name)));
+      this.sourceSelect.replaceChildren(...state.sources.map((source) => element("option", { value: source }, source.replaceAll("_", " "))));
+    }
+    this.nameSelect.value = state.name;
+    this.sourceSelect.value = state.source;
+    this.#draw();
+  }
+
+  #draw() {
+    const { state } = this;
+    if (!state) return;
+    const { histogram, ridge } = state;
+    if (!histogram) {
+      this.title.textContent = state.waiting ? "Loading …" : "No histogram was recorded of this";
+      for (const part of [this.picture, this.losses]) part.replaceChildren();
+      this.ridgeTitle.textContent = "";
+      return;
+    }
+    const now = histogram.loss_scale ?? 1;
+    const exponent = this.exponent ?? Math.round(Math.log2(now));
+    const other = 2 ** exponent;
+    this.slider.value = String(exponent);
+    this.scaleText.textContent = formatPower(2, exponent);
+    const where = state.name === "*" ? "the whole model" : state.name;
+    const [first, last, steps] = histogram.steps_available;
+    this.title.title = `${formatCount(steps)} histograms, steps ${formatCount(first)} to ${formatCount(last)}; the nearest before the cursor is shown`;
+    this.title.textContent = `Step ${formatCount(histogram.step)}: ${state.source.replaceAll("_", " ")} of ${where}, by magnitude`;
+    this.#drawPicture(histogram, now, other);
+    this.#drawLosses(histogram, now, other);
+    this.#drawRidge(histogram, ridge, now);
+  }
+
+  /** @param {HistogramAnswer} histogram @param {number} now @param {number} other */
+  #drawPicture(histogram, now, other) {
+    const { counts, edges, formats } = histogram;
+    const width = Math.max(280, this.pictureBox.clientWidth);
+    const rows = formats.length * 24;
+    const height = Math.max(96, this.pictureBox.clientHeight - rows - 4);
+    const [left, right, foot] = [92, 12, 20];
+    const [from, to] = exponentRange(counts.length ? counts.map(([bin]) => bin) : [100], edges.upper_exponent);
+    const x = (/** @type {number} */ exponent) => left + ((Math.max(from, Math.min(to, exponent)) - from) / (to - from)) * (width - left - right);
+    const most = Math.max(1, ...counts.map(([, count]) => count));
+    const floor = height - foot;
+    const parts = [];
+    const stride = [2, 4, 8, 16].find((step) => (to - from) / step < (width - left) / 44) ?? 32;
+    for (let tick = Math.ceil(from / stride) * stride; tick <= to; tick += stride) {
+      parts.push(svg("line", { class: "grid-line", x1: x(tick), x2: x(tick), y1: 6, y2: height + rows }), svg("text", { class: "tick", x: x(tick), y: height - 5, "text-anchor": "middle" }, formatPower(2, tick)));
+    }
+    for (const [bin, count] of counts) {
+      const upper = bin + edges.upper_exponent;
+      const tall = Math.max(1, (count / most) * (floor - 8));
+      parts.push(svg("rect", { class: "bar-count", x: x(upper - 1) + 0.5, y: floor - tall, width: Math.max(1, x(upper) - x(upper - 1) - 1), height: tall },
+        svg("title", {}, `${formatPower(2, upper - 1)} to ${formatPower(2, upper)}: ${formatCount(count)} elements`)));
+    }
+    parts.push(svg("text", { class: "tick", x: left - 8, y: floor - 2, "text-anchor": "end" }, "elements"));
+    formats.forEach((format, row) => {
+      const top = height + 2 + row * 24;
+      const label = LABELS[/** @type {keyof typeof LABELS} */ (format.name)] ?? format.name;
+      parts.push(svg("text", { class: "format-label", x: left - 8, y: top + 14, "text-anchor": "end" }, label));
+      for (const [scale, name, y] of /** @type {[number, string, number][]} */ ([[now, "now", top + 3], [other, "other", top + 13]])) {
+        if (name === "other" && other === now) continue;
+        const [low, normal, high] = [format.flushes_to, format.smallest_normal, format.overflows_from].map((limit) => x(Math.log2(limit / scale)));
+        const say = `${label} at a scale of ${formatScale(scale)}: flushes to zero up to ${formatNumber(format.flushes_to / scale)}, loses precision up to ${formatNumber(format.smallest_normal / scale)}, overflows from ${formatNumber(format.overflows_from / scale)}`;
+        parts.push(svg("g", { class: `range range-${name}` },
+          svg("rect", { class: "range-faint", x: low, y, width: Math.max(0, normal - low), height: 7 }),
+          svg("rect", { class: "range-full", x: normal, y, width: Math.max(0, high - normal), height: 7 }),
+          svg("title", {}, say)));
+      }
+    });
+    const float16 = formats.find(({ name }) => name === "float16");
+    if (float16) {
+      for (const limit of [float16.flushes_to, float16.overflows_from]) {
+        const at = x(Math.log2(limit / now));
+        parts.push(svg("line", { class: "limit", x1: at, x2: at, y1: 6, y2: height + 4 }));
+      }
+    }
+    this.picture.setAttribute("width", String(width));
+    this.picture.setAttribute("height", String(height + rows + 2));
+    this.picture.setAttribute("aria-label", this.title.textContent ?? "");
+    this.picture.replaceChildren(...parts);
+  }
+
+  /** @param {HistogramAnswer} histogram @param {number} now @param {number} other */
+  #drawLosses(histogram, now, other) {
+    const { counts, zero, inf, nan, formats, low, high } = histogram;
+    const total = counts.reduce((sum, [, count]) => sum + count, zero + inf + nan);
+    /** @type {string[]} */
+    const words = [];
+    const rows = formats.map((format) => {
+      const [at, then] = [lost(histogram, format, now), lost(histogram, format, other)];
+      const label = LABELS[/** @type {keyof typeof LABELS} */ (format.name)] ?? format.name;
+      words.push(`${label}: ${percent(at.zero)} to zero, ${percent(at.overflow)} overflow`);
+      const cell = (/** @type {number} */ share) => element("td", share > 0.01 ? "much" : "", percent(share));
+      return element("tr", { "data-format": format.name }, element("th", { scope: "row" }, label), cell(at.zero), cell(at.overflow), cell(then.zero), cell(then.overflow));
+    });
+    const head = (/** @type {string} */ kind, /** @type {number} */ scale) => element("th", { colspan: 2, scope: "colgroup" }, element("span", `range-key range-key-${kind}`), `at ${formatScale(scale)}`);
+    const column = (/** @type {string} */ text) => element("th", { scope: "col" }, text);
+    this.losses.replaceChildren(
+      element(
+        "table", "small-table losses-table",
+        element("thead", {}, element("tr", {}, element("td"), head("now", now), head("other", other)), element("tr", {}, element("td"), column("to zero"), column("overflow"), column("to zero"), column("overflow"))),
+        element("tbody", {}, ...rows),
+      ),
+      element("p", "histogram-more", `${formatCount(total)} elements; zero already ${percent(total ? zero / total : 0)}; ∞ ${formatCount(inf)}, NaN ${formatCount(nan)}; magnitudes ${formatNumber(low === null ? null : Number(low.toPrecision(3)))} to ${formatNumber(high === null ? null : Number(high.toPrecision(3)))}`),
+    );
+    this.summary.textContent = `${this.title.textContent}. At the loss scale ${formatScale(now)}: ${words.join("; ")}.`;
+  }
+
+  // ---- The ridge
+
+  /** @param {HistogramAnswer} histogram @param {RidgeAnswer | null} ridge @param {number} now */
+  #drawRidge(histogram, ridge, now) {
+    const { ridge: canvas, ridgeBox } = this;
+    this.ridgeTitle.textContent = ridge?.step.length ? `Over time: steps ${formatCount(ridge.step[0])} (top) to ${formatCount(ridge.step[ridge.step.length - 1])}` : "";
+    const ratio = devicePixelRatio || 1;
+    const [width, height] = [ridgeBox.clientWidth, ridgeBox.clientHeight];
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    if (!ridge?.step.length || !width || !height) return;
+    context.scale(ratio, ratio);
+    const style = getComputedStyle(document.documentElement);
+    const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
+    const { bins, counts, step } = ridge;
+    const used = [];
+    for (let bin = 1; bin < bins; bin++) for (let row = 0; row < step.length; row++) if (counts[row * bins + bin] > 0) { used.push(bin); break; }
+    const upper = histogram.edges.upper_exponent;
+    const [from, to] = exponentRange(used.length ? used : [100], upper);
+    const [left, right, foot, head] = [58, 12, 20, 26];
+    const x = (/** @type {number} */ exponent) => left + ((exponent - from) / (to - from)) * (width - left - right);
+    const gap = (height - foot - head) / Math.max(1, step.length - 1);
+    let most = 0;
+    for (let row = 0; row < step.length; row++) for (let bin = 1; bin < bins; bin++) most = Math.max(most, counts[row * bins + bin]);
+    const tall = Math.max(head, Math.min(4 * gap, 44));
+    context.font = '11px Roboto, system-ui, -apple-system, "Segoe UI", Arial, sans-serif';
+    context.fillStyle = colour("--text-2");
+    context.textAlign = "center";
+    const stride = [4, 8, 16].find((size) => (to - from) / size < (width - left) / 44) ?? 32;
+    for (let tick = Math.ceil(from / stride) * stride; tick <= to; tick += stride) {
+      context.fillText(formatPower(2, tick), x(tick), height - 5);
+      context.strokeStyle = colour("--grid");
+      context.beginPath();
+      context.moveTo(x(tick), 4);
+      context.lineTo(x(tick), height - foot);
+      context.stroke();
+    }
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    let written = -Infinity;
+    for (let row = 0; row < step.length; row++) {
+      const base = head + row * gap;
+      const chosen = step[row] === this.#ridgeStep(ridge, histogram.step);
+      context.beginPath();
+      context.moveTo(x(from), base);
+      for (let bin = used[0] ?? 1; bin <= (used[used.length - 1] ?? 1); bin++) {
+        const y = base - (counts[row * bins + bin] / (most || 1)) * tall;
+        context.lineTo(x(bin + upper - 1), y);
+        context.lineTo(x(bin + upper), y);
+      }
+      context.lineTo(x(to), base);
+      context.fillStyle = colour("--raised");
+      context.globalAlpha = 0.82;
+      context.fill();
+      context.globalAlpha = 1;
+      context.strokeStyle = colour(chosen ? "--selected" : "--norm");
+      context.lineWidth = chosen ? 2.25 : 1;
+      context.stroke();
+      if (base - written >= 13 || chosen) {
+        context.fillStyle = colour(chosen ? "--selected" : "--text-2");
+        if (base - written >= 13) context.fillText(formatCount(step[row]), left - 8, base);
+        written = Math.max(written, base);
+      }
+    }
+    const float16 = histogram.formats.find(({ name }) => name === "float16");
+    if (!float16) return;
+    context.strokeStyle = colour("--skip");
+    context.setLineDash([4, 3]);
+    context.lineWidth = 1;
+    for (const limit of [float16.flushes_to, float16.overflows_from]) {
+      const at = Math.log2(limit / now);
+      if (at < from || at > to) continue;
+      context.beginPath();
+      context.moveTo(x(at), 4);
+      context.lineTo(x(at), height - foot);
+      context.stroke();
+    }
+  }
+
+  /** The row's step that is nearest to a step. @param {RidgeAnswer} ridge @param {number} step */
+  #ridgeStep(ridge, step) {
+    return ridge.step.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best), ridge.step[0]);
+  }
+
+  /** @param {number} y */
+  #pick(y) {
+    const ridge = this.state?.ridge;
+    if (!ridge?.step.length) return;
+    const gap = (this.ridgeBox.clientHeight - 46) / Math.max(1, ridge.step.length - 1);
+    this.callbacks.step(ridge.step[Math.max(0, Math.min(ridge.step.length - 1, Math.round((y - 26 + gap / 2) / gap)))]);
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const { ridge, histogram } = this.state ?? {};
+    const by = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1 }[event.key];
+    if (!ridge?.step.length || !histogram || by === undefined) return;
+    event.preventDefault();
+    const at = ridge.step.indexOf(this.#ridgeStep(ridge, histogram.step));
+    this.callbacks.step(ridge.step[Math.max(0, Math.min(ridge.step.length - 1, at + by))]);
+  }
+
+  resize() {
+    this.#draw();
+  }
+}
