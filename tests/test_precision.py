@@ -13,8 +13,7 @@ from torch import Tensor
 
 from tbnum.explain import precision as read_side
 from tbnum.formats import BINS, FORMATS, INF, Format, first_bin_overflowing, last_bin_flushed, upper_edge
-from tbnum.measure import precision as device_side
-from tbnum.measure.histogram import histogram_of, histograms_of
+from tbnum.measure.histogram import histogram_of
 from tests.tensors import as_float64, cast, of_edges, spread
 
 each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
@@ -104,45 +103,9 @@ def test_the_bin_that_bounds_differ_by_is_the_one_the_threshold_is_in() -> None:
     assert first_bin_overflowing(FORMATS["bfloat16"]) == (INF, 255)
 
 
-def test_device_and_read_side_agree() -> None:
-    (histograms,) = histograms_of([spread(500, torch.float32, seed, -40, 20) for seed in range(3)])
-    for scale in (1.0, 2.0**16, 1000.3):
-        for name in ("underflow", "overflow"):
-            there = getattr(device_side, name)(histograms.counts, scale)
-            for at, format in enumerate(FORMATS.values()):
-                here = getattr(read_side, name)(histograms.counts.numpy(), format, scale)
-                np.testing.assert_allclose(there.low[:, at], here.low, rtol=1e-6)
-                np.testing.assert_allclose(there.high[:, at], here.high, rtol=1e-6)
-
-
 def test_the_share_of_no_elements_is_unknown() -> None:
     counts = histogram_of(torch.empty(0))
-    assert device_side.underflow(counts).low.isnan().all()
     assert np.isnan(read_side.overflow(counts.numpy(), FORMATS["float16"]).high)
-
-
-@each_format
-def test_headroom_is_how_often_the_largest_element_can_double(format: Format) -> None:
-    at = list(FORMATS).index(format.name)
-    absmax = torch.tensor([format.maximum / 2, format.maximum, 0.0, math.nan])
-    expected = torch.tensor([1.0, 0.0, math.inf, math.nan])
-    torch.testing.assert_close(device_side.headroom(absmax)[:, at], expected, equal_nan=True)
-    for scale in (1024.0, torch.tensor(1024.0)):
-        scaled = device_side.headroom(absmax / 1024, scale)[:, at]
-        torch.testing.assert_close(scaled, expected, equal_nan=True)
-    np.testing.assert_allclose(read_side.headroom(absmax.numpy(), format), expected, atol=1e-12)
-    np.testing.assert_allclose(read_side.headroom(absmax.numpy() / 1024, format, 1024), expected, atol=1e-12)
-    far_beyond = math.log2(format.maximum) - math.log2(1e30) - 120
-    assert read_side.headroom(1e30, format, 2.0**120) == pytest.approx(far_beyond)
-
-
-def test_a_stored_histogram_comes_back_dense() -> None:
-    counts = histogram_of(of_edges(torch.float32)).numpy()
-    (bins,) = counts.nonzero()
-    np.testing.assert_array_equal(read_side.dense(bins, counts[bins]), counts)
-    assert read_side.dense([], []).tolist() == [0] * BINS
-    with pytest.raises(ValueError, match="bins 3 to 258"):
-        read_side.dense([3, BINS], [1, 1])
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])

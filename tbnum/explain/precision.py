@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tbnum.formats import BINS, INF, ZERO, Format, first_bin_overflowing, last_bin_flushed
+from tbnum.formats import INF, ZERO, Format, first_bin_overflowing, last_bin_flushed
 
-__all__ = ["Bounds", "dense", "headroom", "overflow", "underflow"]
+__all__ = ["Bounds", "overflow", "underflow"]
 
 
 class Bounds(NamedTuple):
@@ -20,20 +20,6 @@ class Bounds(NamedTuple):
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-
-
-def dense(bins: ArrayLike, counts: ArrayLike) -> NDArray[np.int64]:
-    """The histogram, (BINS,), of which only the counts that are not zero were stored, with their bins.
-
-    Raises:
-        ValueError: a bin is none of 0 to BINS - 1.
-    """
-    where = np.asarray(bins, dtype=np.int64).reshape(-1)
-    if where.size and not (where.min() >= 0 and where.max() < BINS):
-        raise ValueError(f"bins {where.min()} to {where.max()} are not all of 0 to {BINS - 1}")
-    histogram = np.zeros(BINS, dtype=np.int64)
-    np.add.at(histogram, where, np.asarray(counts, dtype=np.int64).reshape(-1))
-    return histogram
 
 
 def underflow(counts: ArrayLike, format: Format, scale: float = 1.0) -> Bounds:
@@ -53,16 +39,6 @@ def overflow(counts: ArrayLike, format: Format, scale: float = 1.0) -> Bounds:
     """
     surely, possibly = first_bin_overflowing(format, scale)
     return _shares(np.asarray(counts), slice(surely, INF), slice(possibly, INF))
-
-
-def headroom(absmax: ArrayLike, format: Format, scale: ArrayLike = 1.0) -> NDArray[np.float64]:
-    """How often the largest element, times `scale`, can double before it passes the format's maximum.
-
-    log2(maximum / (absmax * scale)): negative where it is beyond, inf where all is zero, NaN where either is unknown.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        largest = np.log2(np.asarray(absmax, dtype=np.float64)) + np.log2(np.asarray(scale, dtype=np.float64))
-    return np.asarray(np.log2(format.maximum) - largest)
 
 
 def _shares(counts: NDArray[np.int64], surely: slice, possibly: slice) -> Bounds:
