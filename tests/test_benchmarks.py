@@ -76,7 +76,7 @@ def test_panel_is_opened_zoomed_and_hovered(tmp_path: Path) -> None:
     from benchmarks import panel
 
     panel.main(["--quick", "--steps", "20000", "--events", "100", "--runs", "3", "--json", str(tmp_path / "p")])
-    assert len(written(tmp_path / "p")) == 3
+    assert len(written(tmp_path / "p")) == 4
 
 
 # -- the figures themselves
