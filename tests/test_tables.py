@@ -212,6 +212,33 @@ def test_what_does_not_fit_into_memory_is_answered_alike(
     assert (panel.plugin._runs._entries["gpt"].cells.nbytes > 0) == (budget > 1)
 
 
+def test_columns_loaded_together_are_as_those_read_one_by_one(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "mixed", parameters=SHAPES)
+    for step in STEPS:
+        log.write_tensors(table(step))
+        flight = {"grad_norm": norms(step + 1)[:3]}
+        log.write_tensors(TensorTable(step + 1, NAMES[:3], flight, reason="flight"))
+        log.write_tensors(TensorTable(step + 2, ("extra",), {"activation_norm": np.array([float(step)])}))
+    log.close()
+    of = runs.RunTable([runs.Root(str(tmp_path))])
+    of.scan()
+    tensors = of.snapshot("mixed", tensors=True).tensors
+    assert tensors is not None
+    columns = ["grad_norm", "update_ratio", "headroom/float16", "activation_norm", "underflow/float16"]
+    for depth in (None, 1):
+        alone, together = cells.CellCache(), cells.CellCache()
+        together.load(tensors, columns[:4] if depth else columns, depth)
+        assert len(together._kept) == (4 if depth else 5)
+        for column in columns[: len(together._kept)]:
+            (expected,) = alone.stretches(tensors, column, depth=depth)
+            (found,) = together.stretches(tensors, column, depth=depth)
+            assert found.names == expected.names
+            for field in ("steps", "values", "nonfinite"):
+                np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
+    (norm,) = cells.CellCache().stretches(tensors, "activation_norm")
+    assert norm.names == ("extra",) and norm.steps.tolist() == [step + 2 for step in STEPS]
+
+
 def test_a_budget_keeps_the_columns_asked_for_last(panel: Panel) -> None:
     snapshot = panel.plugin._runs.snapshot("gpt", tensors=True)
     one = len(STEPS) * len(NAMES) * 5 + len(STEPS) * 8

@@ -101,17 +101,41 @@ class CellCache:
 
         KeyError for no such column; ValueError where a share in a module cannot be weighed.
         """
-        steps, names = self.steps(tensors, column), self.names(tensors, column, depth)
-        if len(steps) * len(names) * 5 > self._budget_bytes // 2:
-            yield from _read(tensors, column, depth, first, last)
+        if self._bytes(tensors, column, depth) > self._budget_bytes // 2:
+            for found in _read(tensors, [column], depth, first, last):
+                yield found[column]
             return
         with self._lock:
             kept = self._kept.pop((column, depth), None)
             cells = kept.cells if kept and kept.tensors is tensors else self._fresh(tensors, column, depth, kept)
-            self._kept[column, depth] = _Kept(tensors, cells)
-            while self.nbytes > self._budget_bytes and len(self._kept) > 1:
-                del self._kept[next(iter(self._kept))]
+            self._keep(tensors, column, depth, cells)
         yield cells.between(first, last)
+
+    def load(self, tensors: Tensors, columns: Sequence[str], depth: int | None = None) -> None:
+        """Reads columns that are not in memory in one pass, as far as they fit, before each is asked for.
+
+        Raises as `stretches`.
+        """
+        with self._lock:
+            wanted, size = [], 0
+            for column in columns:
+                size += self._bytes(tensors, column, depth)
+                if (column, depth) not in self._kept and size <= self._budget_bytes // 2:
+                    wanted.append(column)
+            if len(wanted) < 2:
+                return
+            parts = list(_read(tensors, wanted, depth, None, None))
+            for column in wanted:
+                self._keep(tensors, column, depth, _joined([part[column] for part in parts]))
+
+    def _bytes(self, tensors: Tensors, column: str, depth: int | None) -> int:
+        """What a column takes in memory."""
+        return len(self.steps(tensors, column)) * (8 + 5 * len(self.names(tensors, column, depth)))
+
+    def _keep(self, tensors: Tensors, column: str, depth: int | None, cells: Cells) -> None:
+        self._kept[column, depth] = _Kept(tensors, cells)
+        while self.nbytes > self._budget_bytes and len(self._kept) > 1:
+            del self._kept[next(iter(self._kept))]
 
     def _fresh(self, tensors: Tensors, column: str, depth: int | None, kept: _Kept | None) -> Cells:
         """The column, of which only what changed since `kept` is read."""
@@ -122,18 +146,22 @@ class CellCache:
             if since is None:
                 return kept.cells
             old = [kept.cells.between(None, since - 1)]
-        parts = [*old, *_read(tensors, column, depth, since, None)]
+        parts = [*old, *(found[column] for found in _read(tensors, [column], depth, since, None))]
         parts = [part for part in parts if len(part.steps)] or parts[:1]
         if any(part.names != parts[0].names for part in parts):  # as a group was added since
-            parts = list(_read(tensors, column, depth, None, None))
-        if len(parts) == 1:
-            return parts[0]
-        return Cells(
-            np.concatenate([part.steps for part in parts]),
-            parts[0].names,
-            np.concatenate([part.values for part in parts]),
-            np.concatenate([part.nonfinite for part in parts]),
-        )
+            parts = [found[column] for found in _read(tensors, [column], depth, None, None)]
+        return _joined(parts)
+
+
+def _joined(parts: Sequence[Cells]) -> Cells:
+    if len(parts) == 1:
+        return parts[0]
+    return Cells(
+        np.concatenate([part.steps for part in parts]),
+        parts[0].names,
+        np.concatenate([part.values for part in parts]),
+        np.concatenate([part.nonfinite for part in parts]),
+    )
 
 
 def is_minimum(column: str) -> bool:
@@ -184,37 +212,61 @@ def _of_gradient(column: str) -> bool:
     return column.split("/")[0] in ("grad_norm", "absmax", "headroom", "underflow", "overflow", "zero")
 
 
-def _read(tensors: Tensors, column: str, depth: int | None, first: int | None, last: int | None) -> Iterator[Cells]:
-    """A column from the files, in stretches of at most STRETCH_CELLS values."""
-    sources = _sources(tensors, column)
+def _read(
+    tensors: Tensors, columns: Sequence[str], depth: int | None, first: int | None, last: int | None
+) -> Iterator[dict[str, Cells]]:
+    """Columns from the files in one pass, in stretches of at most STRETCH_CELLS values."""
+    sources = list(dict.fromkeys(source for column in columns for source in _sources(tensors, column)))
+    beside = _COUNTS if any(map(_of_gradient, columns)) else ()
     every = tensors.steps_with(sources)
     lo = 0 if first is None else int(np.searchsorted(every, first, side="left"))
     hi = len(every) if last is None else int(np.searchsorted(every, last, side="right"))
-    at_once = max(1, STRETCH_CELLS // max(1, len(tensors.names_with(sources))))
+    at_once = max(1, STRETCH_CELLS // max(1, len(tensors.names_with(sources)) * len(columns)))
     for start in range(lo, hi, at_once) if hi > lo else [lo]:
         chosen = every[start : min(start + at_once, hi)]
         between = (int(chosen[0]), int(chosen[-1])) if len(chosen) else (0, -1)
-        beside = _COUNTS if _of_gradient(column) else ()
         steps, names, found = tensors.read_together(sources, *between, beside=beside, dtype=np.float32)
-        with np.errstate(invalid="ignore"):
-            faults = np.zeros((len(steps), len(names)), bool)
-            for count in beside:
-                faults |= found[count] > 0
-            groups = None if depth is None else group_by_module(names, depth=depth)
-            parts = [found[source] for source in sources]
-            if groups is not None and column == "update_ratio":
-                parts = [
-                    _combined(tensors, source, part, names, groups) for source, part in zip(sources, parts, strict=True)
-                ]
-            values = derive(column, *parts) if column in DERIVED else parts[0]
-            if groups is not None:
-                if column != "update_ratio":
-                    values = _combined(tensors, column, values, names, groups)
-                faults = np.stack([faults[:, places].any(1) for places in groups.values()], 1) if groups else faults
-                names = tuple(groups)
-            values = as_float32(values)
-            faults |= np.isneginf(values) if is_minimum(column) else np.isinf(values)
-        yield Cells(steps, names, values, faults)
+        yield {column: _cells(tensors, column, depth, steps, names, found) for column in columns}
+
+
+def _cells(
+    tensors: Tensors,
+    column: str,
+    depth: int | None,
+    steps: np.ndarray,
+    names: tuple[str, ...],
+    found: dict[str, np.ndarray],
+) -> Cells:
+    """One of the columns that were read together: at the steps and of the tensors that have it."""
+    sources = _sources(tensors, column)
+    counts = _COUNTS if _of_gradient(column) else ()
+    having = np.isin(steps, tensors.steps_with(sources), assume_unique=True)
+    if not having.all():
+        steps, found = steps[having], {name: found[name][having] for name in (*sources, *counts)}
+    own = tensors.names_with(sources)
+    if own != names:
+        place = {name: index for index, name in enumerate(names)}
+        chosen = np.array([place[name] for name in own], np.int64)
+        names, found = own, {name: found[name][:, chosen] for name in (*sources, *counts)}
+    with np.errstate(invalid="ignore"):
+        faults = np.zeros((len(steps), len(names)), bool)
+        for count in counts:
+            faults |= found[count] > 0
+        groups = None if depth is None else group_by_module(names, depth=depth)
+        parts = [found[source] for source in sources]
+        if groups is not None and column == "update_ratio":
+            parts = [
+                _combined(tensors, source, part, names, groups) for source, part in zip(sources, parts, strict=True)
+            ]
+        values = derive(column, *parts) if column in DERIVED else parts[0]
+        if groups is not None:
+            if column != "update_ratio":
+                values = _combined(tensors, column, values, names, groups)
+            faults = np.stack([faults[:, places].any(1) for places in groups.values()], 1) if groups else faults
+            names = tuple(groups)
+        values = as_float32(values)
+        faults |= np.isneginf(values) if is_minimum(column) else np.isinf(values)
+    return Cells(steps, names, values, faults)
 
 
 def _combined(

@@ -141,6 +141,10 @@ def tensor_impl(
     if not any(name in every for every in rows.values()):
         _no_tensor(snapshot, name, columns[0])
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    try:
+        snapshot.cells.load(tensors, [column for column in columns if name in rows[column]], depth)
+    except ValueError as error:
+        raise NotFound(f"one of {', '.join(columns)} is not there by module: {error}") from None
     for column, every in rows.items():
         if name not in every:
             found[column] = np.empty(0, np.int64), np.empty(0, np.float32)
