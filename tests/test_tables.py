@@ -164,6 +164,17 @@ def test_modules_are_as_if_their_tensors_were_one(panel: Panel) -> None:
     assert arrays["max"][1, 0] == pytest.approx(math.hypot(*sizes) / math.hypot(8, 8, 8, 8))
 
 
+@pytest.mark.parametrize("column", ["grad_norm", "underflow/float16", "headroom/float16", "update_ratio"])
+def test_modules_are_the_same_whether_their_tensors_are_in_memory_or_not(panel: Panel, column: str) -> None:
+    expected = heatmap(panel, column=column, depth=2)
+    panel.plugin._runs._entries["gpt"].cells = cells.CellCache()
+    heatmap(panel, column=column)
+    found = heatmap(panel, column=column, depth=2)
+    assert found[0] == expected[0]
+    for name, array in expected[1].items():
+        np.testing.assert_array_equal(found[1][name], array)
+
+
 def test_shares_of_modules_are_weighed_and_404_where_sizes_are_unknown(panel: Panel, tmp_path: Path) -> None:
     _, arrays = heatmap(panel, column="underflow/float16", depth=2, from_=100, to=100)
     assert arrays["max"][1, 0] == pytest.approx((0.1 * 2 + 0.2 * 3) / 5, rel=0.01)

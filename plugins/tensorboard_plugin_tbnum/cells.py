@@ -141,6 +141,9 @@ class CellCache:
         """The column, of which only what changed since `kept` is read."""
         since = None
         old: list[Cells] = []
+        whole = self._kept.get((column, None))
+        if depth is not None and column != "update_ratio" and whole is not None and whole.tensors is tensors:
+            return _grouped(tensors, column, depth, whole.cells)
         if kept is not None:
             since = tensors.changed_from(kept.tensors)
             if since is None:
@@ -252,21 +255,31 @@ def _cells(
         faults = np.zeros((len(steps), len(names)), bool)
         for count in counts:
             faults |= found[count] > 0
-        groups = None if depth is None else group_by_module(names, depth=depth)
         parts = [found[source] for source in sources]
-        if groups is not None and column == "update_ratio":
+        if depth is not None and column == "update_ratio":  # of the modules' norms
+            groups = group_by_module(names, depth=depth)
             parts = [
                 _combined(tensors, source, part, names, groups) for source, part in zip(sources, parts, strict=True)
             ]
-        values = derive(column, *parts) if column in DERIVED else parts[0]
-        if groups is not None:
-            if column != "update_ratio":
-                values = _combined(tensors, column, values, names, groups)
-            faults = np.stack([faults[:, places].any(1) for places in groups.values()], 1) if groups else faults
-            names = tuple(groups)
-        values = as_float32(values)
+            names, faults = tuple(groups), _any(faults, groups)
+        values = as_float32(derive(column, *parts) if column in DERIVED else parts[0])
         faults |= np.isneginf(values) if is_minimum(column) else np.isinf(values)
-    return Cells(steps, names, values, faults)
+    cells = Cells(steps, names, values, faults)
+    return cells if depth is None or column == "update_ratio" else _grouped(tensors, column, depth, cells)
+
+
+def _grouped(tensors: Tensors, column: str, depth: int, cells: Cells) -> Cells:
+    """Tensors as modules. Not for `update_ratio`, which is that of the modules' norms."""
+    groups = group_by_module(cells.names, depth=depth)
+    values = as_float32(_combined(tensors, column, cells.values, cells.names, groups))
+    faults = _any(cells.nonfinite, groups) | (np.isneginf(values) if is_minimum(column) else np.isinf(values))
+    return Cells(cells.steps, tuple(groups), values, faults)
+
+
+def _any(faults: np.ndarray, groups: dict[str, list[int]]) -> np.ndarray:
+    """(S, G) bool: where any of a group's is set in `faults` (S, P)."""
+    found = [faults[:, places].any(axis=1) for places in groups.values()]
+    return np.stack(found, axis=1) if found else faults
 
 
 def _combined(
