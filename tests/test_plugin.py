@@ -510,6 +510,12 @@ def test_a_disk_that_refuses_is_503_with_the_reason(panel, monkeypatch):
     assert "Input/output error" in panel.refused(503, "events", run=RUN)
 
 
+def test_a_fault_of_our_own_is_told_in_json_and_in_the_log(panel, monkeypatch, caplog):
+    monkeypatch.setattr(plugin, "run_impl", lambda snapshot: 1 / 0)
+    assert "ZeroDivisionError" in panel.refused(500, "run", run=RUN)
+    assert "Traceback" in caplog.text and panel.get("events", run=RUN).status_code == 200
+
+
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("runs", {}),
     ("run", {"run": RUN}),

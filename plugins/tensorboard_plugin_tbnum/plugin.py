@@ -652,7 +652,7 @@ def _refuse(request: wrappers.Request, code: int, reason: str, allow: str | None
 
 
 def _application(route: Route) -> Any:
-    """`route` as a WSGI application that answers every error of the asker's, or of the disk's, in JSON."""
+    """`route` as a WSGI application that answers every error, the asker's, the disk's or our own, in JSON."""
 
     @wrappers.Request.application
     def application(request: wrappers.Request) -> wrappers.Response:
@@ -667,5 +667,11 @@ def _application(route: Route) -> Any:
         except OSError as error:
             logger.warning("tbnum: %s: %s", request.path, error)
             return _refuse(request, 503, f"reading failed: {error}")
+        except Exception as error:
+            # A fault of ours. TensorBoard and the other routes go on; what the log needs for a report is in it.
+            logger.exception("tbnum: %s failed", request.path)
+            return _refuse(
+                request, 500, f"tbnum itself failed ({type(error).__name__}: {error}); TensorBoard's log has more"
+            )
 
     return application
