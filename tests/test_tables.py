@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,56 @@ def test_a_live_run_shows_new_samples_and_reads_only_them(
     header, arrays = panel.binary("heatmap", run="live", column="grad_norm")
     assert header["last_step"] == 50 and arrays["step"].tolist() == [0, 10, 20, 30, 40, 50]
     later.close()
+
+
+def test_many_threads_read_a_growing_run_without_a_torn_view(panel: Panel, tmp_path: Path) -> None:
+    log = open_log(tmp_path / "live", parameters=SHAPES)
+    log.write_tensors(table(0))
+    append(log, range(1))
+    panel.plugin._runs.scan()
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def read(depth: int | None) -> None:
+        while not done.is_set():
+            try:
+                snapshot = panel.plugin._runs.snapshot("live", tensors=True)
+                header, arrays = tables.heatmap_impl(snapshot, "grad_norm", None, None, 4096, [], depth, 512)
+                assert arrays["step"].tolist() == list(range(0, 10 * header["steps"], 10))
+                if depth is None:
+                    np.testing.assert_array_equal(arrays["max"][0], [norms(int(step))[0] for step in arrays["step"]])
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    readers = [threading.Thread(target=read, args=(depth,)) for depth in (None, None, 1)]
+    for reader in readers:
+        reader.start()
+    for step in range(10, 1500, 10):
+        log.write_tensors(table(step))
+        if step % 50 == 0:
+            append(log, range(step - 49, step + 1))
+    done.set()
+    for reader in readers:
+        reader.join(30)
+    assert not failures
+    log.close()
+
+
+def test_a_snapshot_outlives_the_file_that_it_was_taken_of(panel: Panel, tmp_path: Path) -> None:
+    before = panel.plugin._runs.snapshot("gpt", tensors=True)
+    (file,) = (tmp_path / "gpt").glob("*.tensors.tbnum")
+    log = open_log(tmp_path / "other")
+    log.write_tensors(TensorTable(0, ("x",), {"absmax": np.array([1.0])}))
+    log.close()
+    (other,) = (tmp_path / "other").glob("*.tensors.tbnum")
+    file.write_bytes(other.read_bytes())
+    after = panel.plugin._runs.snapshot("gpt", tensors=True)
+    assert after.tensors is not None and after.tensors.names == ("x",)
+    header, arrays = tables.heatmap_impl(before, "grad_norm", None, None, 512, [], None, 512)
+    assert header["rows"] == list(NAMES) and np.isnan(arrays["max"]).all()
+    header, arrays = tables.heatmap_impl(after, "absmax", None, None, 512, [], None, 512)
+    assert arrays["max"].tolist() == [[1.0]]
 
 
 def test_a_tensor_has_its_columns_at_full_resolution(panel: Panel, tmp_path: Path) -> None:

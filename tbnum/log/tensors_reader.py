@@ -95,14 +95,15 @@ class TensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._tail = RecordTail(path)
+        # By checksums of what they say, so they stay true whatever becomes of the file; older snapshots refer to them.
+        self.names: dict[int, tuple[str, ...]] = {}
+        self.columns: dict[int, tuple[str, ...]] = {}
+        self.optimizers: dict[int, str | None] = {}  # by the same ids as `columns`
         self._clear()
 
     def _clear(self) -> None:
         self.tables: list[_Place] = []  # in the order they were written
         self.histograms: list[_Place] = []
-        self.names: dict[int, tuple[str, ...]] = {}
-        self.columns: dict[int, tuple[str, ...]] = {}
-        self.optimizers: dict[int, str | None] = {}  # by the same ids as `columns`
         self._garbled: list[str] = []
         self._unreadable: set[int] = set()
         self._error: str | None = None
