@@ -311,6 +311,24 @@ def test_who_asks_for_steps_does_not_wait_for_the_events_of_the_same_run(tmp_pat
     assert len(events) == 1
 
 
+def test_explaining_begins_when_the_quick_questions_in_progress_are_answered(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "PATIENCE_SECONDS", 30)
+    record(tmp_path / "a", events=[skip(3)])
+    begun = threading.Event()
+    of = table(tmp_path, explain=lambda run: begun.set() or run.raw_events)
+    asking = threading.Thread(target=of.snapshot, args=("a",), kwargs={"events": True})
+    with of.quickly():
+        asking.start()
+        assert len(of.snapshot("a").steps["step"]) == 10
+        assert not begun.wait(0.05)
+    assert begun.wait(10)
+    asking.join(30)
+    monkeypatch.setattr(runs, "PATIENCE_SECONDS", 0.01)
+    of = table(tmp_path, explain=lambda run: run.raw_events)
+    with of.quickly():  # one that hangs holds nothing up
+        assert of.snapshot("a", events=True).events
+
+
 def test_a_run_that_takes_long_to_explain_is_not_explained_anew_with_every_step(tmp_path, always_fresh, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])

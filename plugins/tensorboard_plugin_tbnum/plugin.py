@@ -121,7 +121,15 @@ class TbnumPlugin(base_plugin.TBPlugin):
             "/export": self._serve_export,
             "/static/*": self._serve_static,
         }
-        return {path: _application(route) for path, route in routes.items()}
+        long = ("/events", "/step", "/findings", "/export")
+        return {path: _application(route if path in long else self._quick(route)) for path, route in routes.items()}
+
+    def _quick(self, route: Route) -> Route:
+        def answered(request: wrappers.Request) -> wrappers.Response:
+            with self._runs.quickly():
+                return route(request)
+
+        return answered
 
     def is_active(self) -> bool:
         """Whether there is a run to show, from memory."""

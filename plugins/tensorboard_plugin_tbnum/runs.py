@@ -7,6 +7,7 @@ holds up the others.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -14,7 +15,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +41,8 @@ FIRST_SCAN_SECONDS = 5.0
 """So long a question about a run that is not known yet waits for the first scan."""
 MOMENT_SECONDS = 0.2
 """What takes longer to work out is not done anew for each new step of a run."""
+PATIENCE_SECONDS = 0.5
+"""So long at most it waits for questions that are answered in a moment."""
 BUDGET_BYTES = 400 << 20
 """Steps and events kept in memory, all runs together."""
 EVENT_BYTES = 2_000
@@ -210,6 +213,8 @@ class RunTable:
         self._wanted = threading.Event()
         self._asked = float("-inf")
         self._thread: threading.Thread | None = None
+        self._quick = 0  # questions in progress that somebody waits for a curve with
+        self._none_quick = threading.Condition()
 
     @property
     def active(self) -> bool:
@@ -274,6 +279,25 @@ class RunTable:
             entry.cells,
         )
 
+    @contextlib.contextmanager
+    def quickly(self) -> Iterator[None]:
+        """Marks a question that is answered in a moment: what takes long to work out does not begin meanwhile.
+
+        Both would be slower for it, as Python runs one of them at a time.
+        """
+        with self._none_quick:
+            self._quick += 1
+        try:
+            yield
+        finally:
+            with self._none_quick:
+                self._quick -= 1
+                self._none_quick.notify_all()
+
+    def _let_quick_ones_pass(self) -> None:
+        with self._none_quick:
+            self._none_quick.wait_for(lambda: not self._quick, PATIENCE_SECONDS)
+
     def sessions(self, name: str) -> Sequence[Mapping[str, Any]]:
         """What each session of a run told of itself when it began, oldest first. Reads no step: 0.1 ms a session."""
         entry = self._find(name)
@@ -291,9 +315,11 @@ class RunTable:
                 recent = told is not None and time.monotonic() < told.until
                 same = told is not None and told.version.partition(".")[0] == version.partition(".")[0]
                 if not (recent and same):
+                    self._let_quick_ones_pass()
                     told = self._explain_now(record, version)
             assert told is not None
             if findings and told.findings is None:
+                self._let_quick_ones_pass()
                 told = self._find_now(told)
                 entry.findings = len(told.findings or ())
             entry.told = told
