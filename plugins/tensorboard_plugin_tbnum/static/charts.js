@@ -612,7 +612,8 @@ export class Charts {
       cursor: {
         y: false,
         sync: { key: "tbnum", scales: ["x", null] },
-        drag: { x: true, y: false, setScale: false, dist: 5 },
+        // A cursor that snaps looks like a drag to uPlot, which would swallow the click.
+        drag: { x: true, y: false, setScale: false, dist: 5, click: () => {} },
         move: (u, left, top) => [this.#snapped(u, left), top],
         dataIdx: (_, __, hovered) => (this.model?.series.exact ? hovered : /** @type {any} */ (null)),
         points: {
@@ -632,6 +633,11 @@ export class Charts {
     const plot = new this.PlotClass(options, /** @type {any} */ (pane.data), pane.holder);
     plot.over.append(pane.overlay);
     plot.over.addEventListener("wheel", (event) => this.#wheel(event, plot), { passive: false });
+    let pressed = NaN;
+    plot.over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
+    plot.over.addEventListener("click", (event) => {
+      if (event.target === plot.over && Math.abs(event.clientX - pressed) < 4) this.callbacks.pin(this.#stepAt(plot, event.clientX - plot.over.getBoundingClientRect().left));
+    });
     plot.over.addEventListener("mouseleave", () => this.callbacks.hover(null));
     return plot;
   }
@@ -780,10 +786,16 @@ export class Charts {
       const next = lowerBound(skips, Math.max(step + 1, this.xAxis.stepOf(min + (end - width / 2 - bbox.left) * perPixel)));
       index = Math.max(index + 1, next);
     }
-    if (this.model.selected) {
-      const x = Math.round(at(this.model.selected.step));
-      ctx.fillStyle = this.colors["--selected"];
-      ctx.fillRect(x - ratio / 2, bbox.top, Math.max(1, ratio), bbox.height);
+    ctx.fillStyle = this.colors["--selected"];
+    if (this.model.selected) ctx.fillRect(Math.round(at(this.model.selected.step)) - ratio / 2, bbox.top, Math.max(1, ratio), bbox.height);
+    if (this.model.pinned !== null) {
+      ctx.strokeStyle = this.colors["--text-2"];
+      ctx.lineWidth = 1.5 * ratio;
+      ctx.setLineDash([5 * ratio, 4 * ratio]);
+      ctx.beginPath();
+      ctx.moveTo(at(this.model.pinned), bbox.top);
+      ctx.lineTo(at(this.model.pinned), bbox.top + bbox.height);
+      ctx.stroke();
     }
     ctx.restore();
   }
@@ -955,7 +967,10 @@ export class Charts {
       this.callbacks.zoom(first - around, last + around);
     };
     mark.addEventListener("mousedown", (press) => press.stopPropagation());
-    mark.addEventListener("click", activate);
+    mark.addEventListener("click", (press) => {
+      press.stopPropagation(); // the plot below would pin the step
+      activate();
+    });
     mark.addEventListener("keydown", (press) => {
       if (press.key !== "Enter" && press.key !== " ") return;
       press.preventDefault();

@@ -13,7 +13,7 @@ const TAB = "tbnum";
 
 /** @returns {Place} */
 export function nowhere() {
-  return { run: null, zoom: null, axis: "step", event: null, views: null, dock: null, column: null, tensor: null };
+  return { run: null, zoom: null, axis: "step", event: null, views: null, dock: null, pin: null, column: null, tensor: null };
 }
 
 /** @param {string} hash of TensorBoard's page, `#tbnum&p.tbnum.run=gpt` @returns {Place} */
@@ -38,8 +38,11 @@ export function parsePlace(hash) {
       case "views":
         place.views = value;
         break;
+      case "pin":
+        if (/^\d+$/.test(value)) place.pin = Number(value);
+        break;
       case "tensors":
-        place.dock = value === "heatmap" || value === "histogram" ? value : null;
+        place.dock = value === "heatmap" || value === "histogram" || value === "findings" ? value : null;
         break;
       case "column":
         place.column = value;
@@ -66,6 +69,7 @@ export function formatPlace(hash, place) {
   if (place.zoom) put("steps", `${place.zoom[0]}-${place.zoom[1]}`);
   if (place.axis === "time") put("x", "time");
   if (place.views) put("views", place.views);
+  if (place.pin !== null) put("pin", String(place.pin));
   if (place.dock) put("tensors", place.dock);
   if (place.column) put("column", place.column);
   if (place.tensor) put("tensor", place.tensor);

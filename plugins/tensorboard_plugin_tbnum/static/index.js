@@ -15,6 +15,7 @@ import {
 
 /** @import { Series } from "./api.js" */
 /** @import { Dock } from "./dock.js" */
+/** @import { FindingsTable } from "./findings.js" */
 /** @import { Loaded, Model, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer, Values, Views } from "./types.js" */
 
 const POLL_SECONDS = 2;
@@ -87,8 +88,8 @@ class Panel {
     /** @type {Map<number, StepValues>} */
     this.steps = new Map();
     this.stepsVersion = "";
-    /** The step whose histogram stays when the pointer leaves. @type {number | null} */
-    this.pinned = null;
+    /** @type {FindingsTable | null} */
+    this.findings = null;
     /** @type {TbnumEvent[]} */
     this.listed = [];
     /** @type {unknown[]} */
@@ -111,6 +112,7 @@ class Panel {
       reset: () => this.resetZoom(),
       select: (event) => this.select(event, false),
       hover: (step) => this.hover(step),
+      pin: (step) => this.pin(step),
       key: (event) => this.#chartKey(event),
       views: (views) => this.setViews(views),
       closeTensor: () => this.openTensor(null, null),
@@ -149,7 +151,15 @@ class Panel {
   smoothingValue = element("output");
   smoothingLabel = element("label", "smoothing", "Smoothing", this.slider, this.smoothingValue);
   dockRoot = element("div", { class: "dock-root", hidden: true });
-  tensorsButton = button("Tensors", "Heat map and histograms of the tensors", () => this.openDock(this.place.dock ? null : "heatmap"));
+  tensorsButton = button("Tensors", "Heat map and histograms of the tensors", () => this.openDock(this.place.dock === "heatmap" || this.place.dock === "histogram" ? null : "heatmap"));
+  findingsButton = button("Findings", "Findings and events as a table; files to save", () => this.openDock(this.place.dock === "findings" ? null : "findings"));
+  stepField = element("input", {
+    class: "search step-field", type: "text", inputmode: "numeric", placeholder: "Go to step", "aria-label": "Go to step (G)",
+    onkeydown: (/** @type {KeyboardEvent} */ event) => {
+      const wanted = this.stepField.value.replaceAll(/[,_\s]/g, "");
+      if (event.key === "Enter" && /^\d+$/.test(wanted)) this.goToStep(Number(wanted));
+    },
+  });
   viewList = element("div", { class: "view-list", role: "group", "aria-label": "Views" });
   viewMenu = element("details", "menu", element("summary", { class: "small" }, "Views"), this.viewList);
   axisButtons = /** @type {["step", "time"]} */ (["step", "time"]).map((axis) => {
@@ -186,7 +196,7 @@ class Panel {
         element(
           "div", "tools", this.smoothingLabel,
           element("div", { class: "segmented", role: "group", "aria-label": "Horizontal axis" }, ...this.axisButtons),
-          this.tensorsButton, this.viewMenu, this.followButton, this.resetButton,
+          this.stepField, this.findingsButton, this.tensorsButton, this.viewMenu, this.followButton, this.resetButton,
         ),
       ),
       this.problems, this.content, this.message, this.live,
@@ -313,6 +323,7 @@ class Panel {
     if (this.stepsVersion !== info.version) {
       this.stepsVersion = info.version;
       this.steps.clear();
+      if (old && this.place.pin !== null) this.#fetchStep(this.place.pin);
     }
     if (!old) this.#arrived(info);
     else if (!sameMarks && this.selected) this.selected = this.#find(this.selected);
@@ -338,8 +349,8 @@ class Panel {
       const has = answer.names.length > 0;
       this.tensorsButton.hidden = !has;
       this.card.hasTensors = has;
-      if (!has && this.place.dock) this.openDock(null);
-      else if (this.place.dock && !this.dock) this.openDock(this.place.dock);
+      if (!has && this.place.dock !== "findings" && this.place.dock) this.openDock(null);
+      else if (this.place.dock && this.dockRoot.hidden) this.openDock(this.place.dock);
       const tensors = { ...this.tensors, name: this.place.tensor && answer.names.includes(this.place.tensor) ? this.place.tensor : null };
       const wanted = !this.views.hidden.has("headroom") && answer.columns.includes("headroom/float16");
       const asked = JSON.stringify([loaded.info.version, tensors.name, wanted]);
@@ -367,25 +378,36 @@ class Panel {
     this.charts?.setTensors(this.place.dock === "heatmap" ? (wide ? 190 : 112) : 82, this.tensors.name !== null);
   }
 
-  /** @param {"heatmap" | "histogram" | null} tab */
+  /** @param {Place["dock"]} tab */
   async openDock(tab) {
     this.place.dock = tab;
-    this.tensorsButton.setAttribute("aria-pressed", String(tab !== null));
+    const tensors = tab === "heatmap" || tab === "histogram";
+    this.tensorsButton.setAttribute("aria-pressed", String(tensors));
+    this.findingsButton.setAttribute("aria-pressed", String(tab === "findings"));
     this.dockRoot.hidden = tab === null;
     this.#keepPlace();
-    if (tab && !this.dock) {
+    if (tab === "findings" && !this.findings) {
+      const { FindingsTable } = await import("./findings.js");
+      this.findings ??= new FindingsTable(this.api, {
+        go: (step, event) => { if (event) this.select(event, true); else this.goToStep(step); },
+        close: () => this.openDock(null),
+        figure: async () => (await import("./figure.js")).figure(/** @type {Charts} */ (this.charts), runTitle(this.place.run ?? "")),
+      });
+    }
+    if (tensors && !this.dock) {
       const { Dock } = await import("./dock.js");
       this.dock ??= new Dock(this.api, {
         hover: (step) => { this.cursor = null; this.cursorCard.hide(); this.charts?.setCursor(step); this.dock?.setCursor(step); },
         zoom: (from, to) => this.zoom(from, to),
         open: (name, step) => this.openTensor(name, step),
-        pin: (step) => { this.charts?.setCursor(step); this.hover(step); this.cursorCard.hide(); },
+        pin: (step) => { if (step !== this.place.pin) this.pin(step); },
         place: ({ tab: chosen, column }) => { this.place.dock = chosen; this.place.column = column === "grad_norm" ? null : column; this.#keepPlace(); this.#fitTensors(); this.#draw(); },
         close: () => this.openDock(null),
       });
-      this.dockRoot.append(this.dock.element);
     }
-    if (tab && this.dock) {
+    const shown = tensors ? this.dock : tab ? this.findings : null;
+    if (shown && shown.element.parentNode !== this.dockRoot) this.dockRoot.replaceChildren(shown.element);
+    if (tensors && this.dock) {
       Object.assign(this.dock.place, { tab, column: this.place.column ?? this.dock.place.column, tensor: this.place.tensor ?? "*" });
     }
     this.#fitTensors();
@@ -396,7 +418,7 @@ class Panel {
   openTensor(name, step) {
     this.place.tensor = name === "*" ? null : name;
     if (this.dock) this.dock.place.tensor = name ?? "*";
-    if (step !== null) this.pinned = step;
+    if (step !== null && step !== this.place.pin) this.pin(step);
     if (name === null) this.openDock(this.place.dock);
     else this.openDock("histogram");
     this.#loadTensors();
@@ -410,6 +432,7 @@ class Panel {
     this.selected = this.place.event ? this.#find({ ...this.place.event }) : null;
     if (this.place.zoom) this.place.zoom = this.#clamped(...this.place.zoom);
     if (this.selected) this.#showValuesOf(this.selected);
+    if (this.place.pin !== null) this.#fetchStep(this.place.pin);
   }
 
   /** The event of the same step and kind. @param {{step: number, kind: string}} event @returns {TbnumEvent | null} */
@@ -675,9 +698,33 @@ class Panel {
       elapsed: new TimeAxis(series.exact ? series : overview).xOf(step) + (series.exact ? series.wallTime[0] - overview.wallTime[0] : 0),
       events: eventsAt(lanes, step, lowerBound),
       bucket: bucketText(series, step),
+      pinned: this.place.pin === null ? null : this.steps.get(this.place.pin) ?? null,
     });
     this.charts.setCursorText(text);
     this.#placeCard();
+  }
+
+  /** Holds a step, so that others are shown with their difference from it; the same step again, or null, lets go. @param {number | null} step */
+  pin(step) {
+    this.place.pin = step === this.place.pin ? null : step;
+    if (this.place.pin !== null && !this.steps.has(this.place.pin)) this.#fetchStep(this.place.pin);
+    this.#announce(this.place.pin === null ? "No step is held." : `Step ${formatCount(this.place.pin)} is held; others are shown with their difference from it.`);
+    this.charts?.recolor();
+    this.#draw();
+    this.#keepPlace();
+  }
+
+  /** Brings a step into view, near enough to be told from its neighbours, and holds it. @param {number} step */
+  goToStep(step) {
+    if (!this.loaded || !Number.isFinite(step)) return;
+    const [first, last] = this.#extent();
+    const target = Math.max(first, Math.min(last, Math.round(step)));
+    const [from, to] = this.place.zoom ?? this.#extent();
+    if (target < from || target > to || to - from > 1.5 * EVENT_ZOOM_STEPS) this.zoom(target - EVENT_ZOOM_STEPS / 2, target + EVENT_ZOOM_STEPS / 2);
+    if (this.place.pin !== target) this.pin(target);
+    this.charts?.setCursor(target);
+    this.pointerY = this.chartRoot.getBoundingClientRect().top + 60;
+    this.hover(target);
   }
 
   /** What the loaded series tells of a step, until the server's answer is there. @param {number} step @returns {StepValues | null} */
@@ -726,6 +773,7 @@ class Panel {
     switch (event.key) {
       case "ArrowLeft": move(this.cursor === null ? middle : this.cursor - stride); break;
       case "ArrowRight": move(this.cursor === null ? middle : this.cursor + stride); break;
+      case "Enter": case " ": if (this.cursor !== null) this.pin(this.cursor); break;
       case "Home": move(from); break;
       case "End": move(to); break;
       case "PageUp": this.zoom(from - (to - from) * 0.9, to - (to - from) * 0.9); break;
@@ -747,10 +795,12 @@ class Panel {
       case "p": this.#neighbour(-1); break;
       case "0": this.resetZoom(); break;
       case "f": this.#toggleFollow(); break;
+      case "g": this.stepField.focus(); this.stepField.select(); break;
       case "escape":
         if (this.viewMenu.open) this.viewMenu.open = false;
         else if (this.app.classList.contains("runs-open")) this.#openRuns(false);
         else if (this.cursor !== null) this.hover(null);
+        else if (this.place.pin !== null) this.pin(null);
         else if (this.selected) this.select(null, false);
         else this.resetZoom();
         break;
@@ -804,9 +854,12 @@ class Panel {
     charts.show({
       series: this.#series(), overview: loaded.overview, lanes: loaded.lanes, hidden: this.hidden, view,
       axis: this.place.axis, smoothing: this.smoothing, tensors: this.tensors, prefix: this.#prefix(loaded.info), selected: this.selected,
+      pinned: this.place.pin,
     });
-    if (this.dock && this.place.dock) {
-      this.dock.show({ run: loaded.run, version: loaded.info.version, view, geometry: charts.geometry, cursor: this.cursor, pinned: this.pinned ?? this.selected?.step ?? null });
+    if (this.place.dock === "findings") {
+      this.findings?.show(loaded.run, loaded.eventsAnswer.events, loaded.eventsAnswer.version);
+    } else if (this.dock && this.place.dock) {
+      this.dock.show({ run: loaded.run, version: loaded.info.version, view, geometry: charts.geometry, cursor: this.cursor, pinned: this.place.pin ?? this.selected?.step ?? null });
     }
     const lane = loaded.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
     this.card.show(this.selected, { index: lane && this.selected ? lane.events.indexOf(this.selected) : 0, count: lane?.events.length ?? 0 });

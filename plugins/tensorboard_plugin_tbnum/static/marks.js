@@ -206,7 +206,7 @@ export function onCurve(lanes, width, room = 11) {
 }
 
 /** Outlines of the shapes around (0, 0), about 12 by 12. @type {Record<string, string>} */
-const OUTLINES = {
+export const OUTLINES = {
   cross: "M-5-5 5 5M5-5-5 5",
   up: "M0-5.5 5.5 4.5H-5.5Z",
   down: "M0 5.5 5.5-4.5H-5.5Z",

@@ -214,6 +214,8 @@ export type Model = {
   /** of the columns of the optimizer that is shown */
   prefix: string;
   selected: TbnumEvent | null;
+  /** the step that others are held against */
+  pinned: number | null;
 };
 
 /** What the charts tell of what a person does. */
@@ -222,6 +224,7 @@ export type ChartCallbacks = {
   reset: () => void;
   select: (event: TbnumEvent) => void;
   hover: (step: number | null) => void;
+  pin: (step: number) => void;
   key: (key: KeyboardEvent) => void;
   views: (views: Views) => void;
   closeTensor: () => void;
@@ -265,7 +268,9 @@ export type Place = {
   /** as `formatViews` writes them; null: as this browser remembers them */
   views: string | null;
   /** what of the tensors is open below the charts */
-  dock: "heatmap" | "histogram" | null;
+  dock: "heatmap" | "histogram" | "findings" | null;
+  /** the step that others are held against */
+  pin: number | null;
   /** what the heat map shows */
   column: string | null;
   /** the chosen tensor */
@@ -338,6 +343,16 @@ export type HistogramAnswer = {
 export type RidgeAnswer = { bins: number; step: Float64Array; counts: Float32Array };
 
 export type Finding = { rule: string; severity: string; title: string; evidence: string; remedy: string; steps: number[] };
+
+export type FindingRow = {
+  severity: string;
+  step: number | null;
+  what: string;
+  cause: string;
+  message: string;
+  remedy: string;
+  event: TbnumEvent | null;
+};
 
 export type FindingsAnswer = { version: string; findings: Finding[] };
 

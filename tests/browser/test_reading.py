@@ -1,0 +1,107 @@
+"""Aids to reading: a held step, jumping, the table of findings and events, files and figures."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser import training
+from tests.browser.conftest import Panel, TensorBoard
+
+Look = Callable[..., Panel]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> TensorBoard:
+    root = tmp_path_factory.mktemp("logdir")
+    training.demo_like(root / "gpt" / "demo")
+    training.sparse_skips(root / "long")
+    server = TensorBoard(root)
+    yield server
+    server.stop()
+
+
+def test_a_step_that_is_held_is_what_others_are_compared_with(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    plot = panel.frame.locator("[data-chart=loss] .u-over")
+    plot.click(position={"x": 120, "y": 150})  # no mark there
+    panel.wait_until(lambda: "p.tbnum.pin=" in panel.address(), "the held step in the address")
+    held = int(re.search(r"pin=(\d+)", panel.address()).group(1))  # type: ignore[union-attr]
+    card = panel.frame.locator(".cursor-card")
+    plot.hover(position={"x": 360, "y": 60})
+    expect(card).to_contain_text(f"Differences are from step {held}")
+    expect(card).to_contain_text(re.compile("Loss\\d[.]\\d+ [(]\N{MINUS SIGN}\\d"))
+    panel.page.reload()
+    panel.drawn()
+    plot.hover(position={"x": 300, "y": 60})
+    expect(card).to_contain_text(f"Differences are from step {held}")
+    panel.frame.locator("[data-chart=loss] .plot").press("Escape")
+    panel.frame.locator("[data-chart=loss] .plot").press("Escape")
+    panel.wait_until(lambda: "p.tbnum.pin" not in panel.address(), "no held step")
+
+
+def test_a_step_is_held_by_key(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo", steps="400-430").drawn()
+    chart = panel.frame.locator("[data-chart=scale] .plot")
+    chart.focus()
+    chart.press("Home")
+    chart.press("Enter")
+    panel.wait_until(lambda: "p.tbnum.pin=400" in panel.address(), "the held step in the address")
+    for _ in range(13):
+        chart.press("ArrowRight")
+    expect(chart).to_have_attribute("aria-valuetext", re.compile(r"Step 413.*Loss scale [\d,]+ \(.*\) \(÷ 2\)"))
+
+
+def test_a_step_is_jumped_to_by_its_number(shared: TensorBoard, look: Look):
+    panel = look(shared).open("long").drawn()
+    panel.page.locator("iframe").focus()
+    panel.frame.locator("[data-chart=loss] .plot").press("g")
+    field = panel.frame.get_by_label("Go to step")
+    expect(field).to_be_focused()
+    field.fill("31,415")
+    field.press("Enter")
+    panel.wait_until(lambda: "p.tbnum.steps=31355-31475" in panel.address(), "the steps around it")
+    expect(panel.frame.locator(".cursor-card strong")).to_have_text("Step 31,415")
+
+
+def test_findings_and_events_are_sorted_filtered_and_lead_to_their_step(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    panel.frame.get_by_role("button", name="Findings", exact=True).click()
+    table = panel.frame.locator(".findings-table")
+    rows = table.locator("tbody tr")
+    expect(rows.first).to_be_visible()
+    everything = rows.count()
+    assert everything >= 54
+    table.get_by_role("button", name="Step").click()
+    expect(table.locator("th[data-column=step]")).to_have_attribute("aria-sort", "ascending")
+    steps = [int(text) for text in table.locator("td.number button").all_text_contents()]
+    assert steps == sorted(steps)
+    panel.frame.get_by_label("Filter findings and events").fill("bad batch skip warning")
+    expect(rows).to_have_count(1)
+    rows.first.get_by_role("button").click()
+    expect(panel.frame.locator(".card")).to_contain_text("Step 412")
+    panel.frame.get_by_role("button", name="Close the findings").click()
+    expect(table).to_be_hidden()
+
+
+def test_events_and_steps_are_saved_as_files_and_charts_as_a_picture(shared: TensorBoard, look: Look, tmp_path: Path):
+    panel = look(shared).open("gpt/demo", tensors="findings").drawn()
+    for name, rows in (("events CSV", 54), ("steps CSV", 600)):
+        with panel.page.expect_download() as saved:
+            panel.frame.get_by_role("link", name=name).click()
+        saved.value.save_as(tmp_path / name)
+        with open(tmp_path / name, newline="") as file:
+            assert len(list(csv.DictReader(file))) == rows
+    with panel.page.expect_download() as saved:
+        panel.frame.get_by_role("button", name="Figure (PNG)").click()
+    assert saved.value.suggested_filename == "gpt-demo.png"
+    saved.value.save_as(tmp_path / "figure.png")
+    picture = (tmp_path / "figure.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
+    width = int.from_bytes(picture[16:20], "big")
+    assert width == 2 * panel.frame.locator(".charts").evaluate("charts => charts.clientWidth")
