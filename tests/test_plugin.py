@@ -288,6 +288,15 @@ def test_series_has_columns_that_follow_from_stored_ones(panel, tmp_path):
     assert arrays["update_ratio/max"].tolist() == [15 / 16, 31 / 16, 47 / 16, 63 / 16]
 
 
+def test_derived_columns_follow_a_run_that_goes_on(panel, tmp_path):
+    log = open_log(tmp_path / "live")
+    panel.plugin._runs.scan()
+    for stop in (3, 5, 9):
+        append(log, range(len(panel.binary("series", run="live", columns="updates")[1]["step"]), stop))
+        assert panel.binary("series", run="live", columns="updates")[1]["updates"].tolist() == list(range(1, stop + 1))
+    log.close()
+
+
 def test_each_optimizer_has_its_derived_columns(panel, tmp_path):
     log = open_log(tmp_path / "gan", groups={"gen": 1, "dis": 1})
     append(log, range(4), {2: {"gen/skipped": True, "skipped": True}})

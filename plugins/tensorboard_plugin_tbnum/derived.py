@@ -29,7 +29,14 @@ def derived_names(columns: Mapping[str, np.ndarray]) -> list[str]:
     """The derived columns that there are beside `columns`, each optimizer's after its name as the stored ones."""
     prefixes = dict.fromkeys(name.rpartition("/")[0] for name in columns if name.rpartition("/")[2] == "skipped")
     names = (f"{prefix}/{name}" if prefix else name for prefix in prefixes for name in SOURCES)
-    return [name for name in names if name not in columns and derived(name, columns) is not None]
+    return [name for name in names if name not in columns and _sources(name, columns)]
+
+
+def _sources(name: str, columns: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """What a derived column follows from; nothing where not all of it is there."""
+    prefix, slash, base = name.rpartition("/")
+    names = [prefix + slash + source for source in SOURCES.get(base, ())]
+    return [columns[each] for each in names] if all(each in columns for each in names) else []
 
 
 def derived(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -37,12 +44,9 @@ def derived(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
     A few ms for a million steps.
     """
-    prefix, slash, base = name.rpartition("/")
-    if base not in SOURCES:
-        return None
-    parts = [columns.get(prefix + slash + source) for source in SOURCES[base]]
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts):
+    base = name.rpartition("/")[2]
+    found = _sources(name, columns)
+    if not found:
         return None
     if base == "updates":
         return np.cumsum(~found[0].astype(bool)).astype(np.float64)

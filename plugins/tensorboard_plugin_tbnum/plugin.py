@@ -485,10 +485,13 @@ def frontend_state() -> str:
 def _column(snapshot: Snapshot, name: str) -> np.ndarray:
     if name in snapshot.steps:
         return snapshot.steps[name]
-    values = derived(name, snapshot.steps)
+    values = snapshot.derived.get(name)
+    if values is None:
+        values = derived(name, snapshot.steps)
     if values is None:
         known = ", ".join([*snapshot.steps, *derived_names(snapshot.steps)])
         raise NotFound(f"run {snapshot.run!r} has no column {name!r}; it has {known}")
+    snapshot.derived[name] = values
     return values
 
 

@@ -117,6 +117,8 @@ class Snapshot:
     """As `tensors`."""
     cells: CellCache = field(default_factory=CellCache)
     """What is kept in memory of `tensors`."""
+    derived: dict[str, np.ndarray] = field(default_factory=dict)
+    """Columns that were worked out from `steps`, for the next question."""
 
     @property
     def name(self) -> str:
@@ -257,7 +259,10 @@ class RunTable:
             version = f"{entry.serial}.{run.version}"
             entry.optimizers, entry.problems = _optimizers([meta]), len(problems)
             entry.bytes = sum(values.nbytes for values in steps.values()) + EVENT_BYTES * len(raw_events)
-            entry.bytes += entry.cells.nbytes
+            if entry.derived_of != version:
+                entry.derived, entry.derived_of = {}, version
+            entry.bytes += entry.cells.nbytes + sum(values.nbytes for values in list(entry.derived.values()))
+            derived = entry.derived
             entry.used = time.monotonic()
         told = None
         if events or findings:
@@ -277,6 +282,7 @@ class RunTable:
             tables,
             histograms,
             entry.cells,
+            derived,
         )
 
     @contextlib.contextmanager
@@ -441,7 +447,7 @@ class RunTable:
             try:
                 total -= entry.bytes
                 entry.opened, entry.told, entry.bytes = None, None, 0
-                entry.cells = CellCache()
+                entry.cells, entry.derived = CellCache(), {}
             finally:
                 entry.lock.release()
 
@@ -461,6 +467,8 @@ class _Entry:
         self.findings: int | None = None
         self.explaining = threading.Lock()  # of the next one; whoever holds it may wait for `lock`, never the other way
         self.told: _Explained | None = None
+        self.derived: dict[str, np.ndarray] = {}
+        self.derived_of = ""  # which version of the run
         self.cells = CellCache()
         self.serial = ""
         self.checked = float("-inf")
