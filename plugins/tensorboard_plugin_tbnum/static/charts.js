@@ -331,6 +331,15 @@ export class Charts {
     return { left: gutter, width: plotWidth, time: this.shown.axis === "time", min, max, xOf: (step) => xAxis.xOf(step), stepOf: (x) => xAxis.stepOf(x) };
   }
 
+  /** The lines that are drawn of the steps' own series. */
+  get lines() {
+    const { series, prefix } = this.shown;
+    return this.panes.filter(({ spec }) => !spec.ofTensors).flatMap(({ spec }) => spec.lines.flatMap((line) => {
+      const column = lineOf(spec, line, series, prefix);
+      return column ? [{ spec, line, column }] : [];
+    }));
+  }
+
   /** What a person changed of the views. @param {(views: Views) => void} change */
   #changeViews(change) {
     const { order, hidden, heights, log } = this.views;

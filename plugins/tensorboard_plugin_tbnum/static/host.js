@@ -10,6 +10,7 @@
 
 const PREFIX = "p.tbnum.";
 const TAB = "tbnum";
+const DOCKS = ["heatmap", "histogram", "findings", "values"];
 
 /** @returns {Place} */
 export function nowhere() {
@@ -42,7 +43,7 @@ export function parsePlace(hash) {
         if (/^\d+$/.test(value)) place.pin = Number(value);
         break;
       case "tensors":
-        place.dock = value === "heatmap" || value === "histogram" || value === "findings" ? value : null;
+        place.dock = /** @type {Place["dock"]} */ (DOCKS.includes(value) ? value : null);
         break;
       case "column":
         place.column = value;

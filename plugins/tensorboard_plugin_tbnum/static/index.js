@@ -16,6 +16,7 @@ import {
 /** @import { Series } from "./api.js" */
 /** @import { Dock } from "./dock.js" */
 /** @import { FindingsTable } from "./findings.js" */
+/** @import { ValuesTable } from "./values.js" */
 /** @import { Loaded, Model, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer, Values, Views } from "./types.js" */
 
 const POLL_SECONDS = 2;
@@ -90,6 +91,8 @@ class Panel {
     this.stepsVersion = "";
     /** @type {FindingsTable | null} */
     this.findings = null;
+    /** @type {ValuesTable | null} */
+    this.values = null;
     /** @type {TbnumEvent[]} */
     this.listed = [];
     /** @type {unknown[]} */
@@ -349,7 +352,7 @@ class Panel {
       const has = answer.names.length > 0;
       this.tensorsButton.hidden = !has;
       this.card.hasTensors = has;
-      if (!has && this.place.dock !== "findings" && this.place.dock) this.openDock(null);
+      if (!has && (this.place.dock === "heatmap" || this.place.dock === "histogram")) this.openDock(null);
       else if (this.place.dock && this.dockRoot.hidden) this.openDock(this.place.dock);
       const tensors = { ...this.tensors, name: this.place.tensor && answer.names.includes(this.place.tensor) ? this.place.tensor : null };
       const wanted = !this.views.hidden.has("headroom") && answer.columns.includes("headroom/float16");
@@ -405,7 +408,11 @@ class Panel {
         close: () => this.openDock(null),
       });
     }
-    const shown = tensors ? this.dock : tab ? this.findings : null;
+    if (tab === "values" && !this.values) {
+      const { ValuesTable } = await import("./values.js");
+      this.values ??= new ValuesTable({ close: () => this.openDock(null) });
+    }
+    const shown = tensors ? this.dock : tab === "values" ? this.values : tab ? this.findings : null;
     if (shown && shown.element.parentNode !== this.dockRoot) this.dockRoot.replaceChildren(shown.element);
     if (tensors && this.dock) {
       Object.assign(this.dock.place, { tab, column: this.place.column ?? this.dock.place.column, tensor: this.place.tensor ?? "*" });
@@ -520,7 +527,7 @@ class Panel {
       } });
       box.checked = !views.hidden.has(id);
       return element("label", "view-choice", box, title);
-    }), button("As at first", "Order, heights and axes as they were", () => this.setViews(firstViews())));
+    }), button("Values as a table", "What the charts show, in numbers", () => { this.viewMenu.open = false; this.openDock("values"); }), button("As at first", "Order, heights and axes as they were", () => this.setViews(firstViews())));
     this.#keepPlace();
     if (!this.loaded) return;
     if (more) this.#reload();
@@ -856,7 +863,9 @@ class Panel {
       axis: this.place.axis, smoothing: this.smoothing, tensors: this.tensors, prefix: this.#prefix(loaded.info), selected: this.selected,
       pinned: this.place.pin,
     });
-    if (this.place.dock === "findings") {
+    if (this.place.dock === "values") {
+      this.values?.show(charts.lines, this.#series(), view);
+    } else if (this.place.dock === "findings") {
       this.findings?.show(loaded.run, loaded.eventsAnswer.events, loaded.eventsAnswer.version);
     } else if (this.dock && this.place.dock) {
       this.dock.show({ run: loaded.run, version: loaded.info.version, view, geometry: charts.geometry, cursor: this.cursor, pinned: this.place.pin ?? this.selected?.step ?? null });

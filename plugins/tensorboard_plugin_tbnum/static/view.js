@@ -424,6 +424,7 @@ export class EventCard {
     this.element.hidden = event === null;
     const drawn = `${index}/${count}/${this.hasTensors}`;
     if (event === null || (event === this.event && this.element.dataset.place === drawn)) {
+      if (event === null) this.values = element("div");
       this.event = event;
       return;
     }
@@ -459,7 +460,7 @@ export class EventCard {
     const rows = eventFacts(event);
     if (rows.length) parts.push(factTable(rows));
     parts.push(...this.#tensors(event));
-    this.values = element("div", "card-values");
+    if (this.values.dataset.step !== String(event.step)) this.values = element("div", "card-values");
     const copies = element(
       "div", "card-copies", copyButton("Copy link", "The address of this event in this view", link),
       copyButton("Copy as text", "What is known of this step, for a bug report", text),
@@ -495,6 +496,7 @@ export class EventCard {
     if (event !== this.event || step.step !== event.step) return;
     const told = new Set(["step", "wall_time", "skipped", ...Object.keys(event.data)]);
     const rows = Object.entries(step.values).filter(([name, value]) => value != null && !told.has(name)).map(([name, value]) => fact(name, value));
+    this.values.dataset.step = String(step.step);
     if (rows.length) this.values.replaceChildren(element("h3", {}, "The step's record"), factTable(rows));
   }
 }

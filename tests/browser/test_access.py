@@ -1,0 +1,95 @@
+"""The panel without a mouse, without sight, without motion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser import training
+from tests.browser.conftest import Panel, TensorBoard
+
+Look = Callable[..., Panel]
+
+DOCKS = ["heatmap", "histogram", "findings", "values"]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> TensorBoard:
+    root = tmp_path_factory.mktemp("logdir")
+    training.with_tensors(root / "tensors")
+    server = TensorBoard(root)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core."""
+    package = pytest.importorskip("axe_playwright_python", reason="pip install --no-deps axe-playwright-python")
+    return (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dock", DOCKS)
+def test_axe_finds_no_violation(shared: TensorBoard, look: Look, axe: str, dock: str, dark: bool):
+    panel = look(shared).open("tensors", event="250.skip", tensors=dock).drawn()
+    expect(panel.frame.locator(".dock")).to_be_visible()
+    expect(panel.frame.locator(".card-values dl")).to_be_visible()
+    panel.frame.locator("summary", has_text="Views").click()
+    if dark:
+        panel.page.evaluate("document.body.classList.add('dark-mode')")
+    frame = next(frame for frame in panel.page.frames if frame != panel.page.main_frame)
+    frame.wait_for_timeout(300)
+    frame.evaluate(axe)
+    violations = frame.evaluate("axe.run(document, {iframes: false}).then(({violations}) => violations)")
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []
+
+
+def test_every_chart_can_be_focused_and_says_what_it_shows(shared: TensorBoard, look: Look):
+    panel = look(shared).open("tensors", views="loss,scale,norm,clip,lr,ratio")
+    charts = panel.frame.locator(".plot[role=slider]")
+    expect(charts).to_have_count(6)
+    for at in range(6):
+        chart = charts.nth(at)
+        chart.focus()
+        chart.press("End")
+        expect(chart).to_have_attribute("aria-valuenow", "399")
+        summary = panel.frame.locator("#" + (chart.get_attribute("aria-describedby") or ""))
+        expect(summary).to_contain_text("steps 0 to 399: from")
+
+
+def test_the_charts_are_a_table_too(shared: TensorBoard, look: Look):
+    panel = look(shared).open("tensors", steps="245-255").drawn()
+    panel.frame.locator("summary", has_text="Views").click()
+    panel.frame.get_by_role("button", name="Values as a table").click()
+    rows = panel.frame.locator(".values-table tbody tr")
+    expect(rows).to_have_count(11)
+    expect(rows.nth(5)).to_contain_text("250")
+    expect(rows.nth(5)).to_contain_text("∞")
+    heads = panel.frame.locator(".values-table thead th").all_text_contents()
+    assert heads == [
+        "Step", "Loss", "Loss scale", "Gradient norm before clipping", "Gradient norm after clipping",
+        "Gradient norm threshold",
+    ]  # fmt: skip
+
+
+def test_from_the_tab_to_a_skips_cause_by_keys_alone(shared: TensorBoard, look: Look):
+    panel = look(shared).open("tensors").drawn()
+    panel.frame.get_by_label("Filter events").focus()
+    panel.page.keyboard.type("skip")
+    panel.page.keyboard.press("Tab")
+    panel.page.keyboard.press("ArrowDown")
+    panel.page.keyboard.press("Enter")
+    expect(panel.frame.locator(".card .cause")).to_have_text("bad batch")
+    expect(panel.frame.locator("main > [role=status]")).to_contain_text("The step")
+
+
+def test_nothing_moves_for_those_who_asked_for_less_motion(shared: TensorBoard, look: Look):
+    panel = look(shared)
+    panel.page.emulate_media(reduced_motion="reduce")
+    panel.open("tensors").drawn()
+    moving = panel.frame.locator("html").evaluate("root => document.getAnimations().length")
+    assert moving == 0
