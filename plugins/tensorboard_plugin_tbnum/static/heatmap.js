@@ -60,8 +60,9 @@ export function depthAtFirst(names) {
 export function heatRows(names, { depth, open, badness }) {
   /** @type {Map<string, number[]>} */
   const groups = new Map();
+  const alone = depth > deepest(names);
   names.forEach((name, at) => {
-    const key = depth > deepest(names) ? `\0${at}` : moduleOf(name, depth);
+    const key = alone ? `\0${at}` : moduleOf(name, depth);
     const members = groups.get(key);
     if (members) members.push(at);
     else groups.set(key, [at]);
@@ -106,10 +107,21 @@ export function badnessOf(cells, mode, from, to) {
  */
 export function rangeOf(cells, mode) {
   if (mode.scale === "share") return [0, 1];
-  const finite = Float64Array.from(cells.value.filter((value) => Number.isFinite(value) && (mode.scale !== "log" || value > 0))).sort();
-  if (!finite.length || mode.scale === "none") return [0, 1];
-  const low = finite[mode.scale === "log" ? Math.floor(finite.length / 100) : 0];
-  const high = finite[finite.length - 1];
+  if (mode.scale === "none") return [0, 1];
+  let [least, high] = [Infinity, -Infinity];
+  /** @type {number[]} */
+  const some = []; // enough to know the lowest hundredth by; sorting millions takes a second
+  const stride = Math.ceil(cells.value.length / 20_000);
+  for (let at = 0; at < cells.value.length; at++) {
+    const value = cells.value[at];
+    if (!Number.isFinite(value) || (mode.scale === "log" && value <= 0)) continue;
+    least = Math.min(least, value);
+    high = Math.max(high, value);
+    if (at % stride === 0) some.push(value);
+  }
+  if (high === -Infinity) return [0, 1];
+  some.sort((x, y) => x - y);
+  const low = mode.scale === "log" ? some[Math.floor(some.length / 100)] ?? least : least;
   if (high > low) return [low, high];
   return mode.scale === "log" ? [low / 2, low * 2] : [low - 1, low + 1];
 }
