@@ -13,7 +13,7 @@ from tests.browser.conftest import Panel, TensorBoard
 
 Look = Callable[..., Panel]
 
-DOCKS = ["heatmap", "histogram", "findings", "values"]
+DOCKS = ["heatmap", "histogram", "findings", "values", "runs"]
 
 
 @pytest.fixture(scope="module")

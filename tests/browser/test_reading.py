@@ -105,3 +105,17 @@ def test_events_and_steps_are_saved_as_files_and_charts_as_a_picture(shared: Ten
     assert picture.startswith(b"\x89PNG") and len(picture) > 20_000
     width = int.from_bytes(picture[16:20], "big")
     assert width == 2 * panel.frame.locator(".charts").evaluate("charts => charts.clientWidth")
+
+
+def test_runs_stand_beside_each_other_and_their_settings_are_compared(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    panel.frame.locator("summary", has_text="Views").click()
+    panel.frame.get_by_role("button", name="Runs as a table").click()
+    row = panel.frame.locator(".findings-table tbody tr", has_text="long")
+    expect(row).to_contain_text("50,000")
+    expect(row).to_contain_text("7 (0.014 %)")
+    panel.frame.get_by_label("Compare long").check()
+    panel.frame.get_by_label("Compare gpt/demo").check()
+    expect(panel.frame.locator(".differences")).to_contain_text("scaler.init_scale6553616777216")
+    row.get_by_role("button", name="long").click()
+    expect(panel.frame.locator("h1")).to_have_text("long")

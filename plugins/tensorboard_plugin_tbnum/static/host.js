@@ -10,7 +10,7 @@
 
 const PREFIX = "p.tbnum.";
 const TAB = "tbnum";
-const DOCKS = ["heatmap", "histogram", "findings", "values"];
+const DOCKS = ["heatmap", "histogram", "findings", "values", "runs"];
 
 /** @returns {Place} */
 export function nowhere() {

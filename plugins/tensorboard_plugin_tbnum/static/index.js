@@ -16,6 +16,7 @@ import {
 /** @import { Series } from "./api.js" */
 /** @import { Dock } from "./dock.js" */
 /** @import { FindingsTable } from "./findings.js" */
+/** @import { RunsTable } from "./runs.js" */
 /** @import { ValuesTable } from "./values.js" */
 /** @import { Loaded, Model, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer, Values, Views } from "./types.js" */
 
@@ -93,6 +94,8 @@ class Panel {
     this.findings = null;
     /** @type {ValuesTable | null} */
     this.values = null;
+    /** @type {RunsTable | null} */
+    this.runsTable = null;
     /** @type {TbnumEvent[]} */
     this.listed = [];
     /** @type {unknown[]} */
@@ -412,7 +415,12 @@ class Panel {
       const { ValuesTable } = await import("./values.js");
       this.values ??= new ValuesTable({ close: () => this.openDock(null) });
     }
-    const shown = tensors ? this.dock : tab === "values" ? this.values : tab ? this.findings : null;
+    if (tab === "runs" && !this.runsTable) {
+      const { RunsTable } = await import("./runs.js");
+      this.runsTable ??= new RunsTable(this.api, { close: () => this.openDock(null), choose: (run) => this.chooseRun(run) });
+    }
+    const tables = { findings: this.findings, values: this.values, runs: this.runsTable, heatmap: this.dock, histogram: this.dock };
+    const shown = tab && tables[tab];
     if (shown && shown.element.parentNode !== this.dockRoot) this.dockRoot.replaceChildren(shown.element);
     if (tensors && this.dock) {
       Object.assign(this.dock.place, { tab, column: this.place.column ?? this.dock.place.column, tensor: this.place.tensor ?? "*" });
@@ -527,7 +535,7 @@ class Panel {
       } });
       box.checked = !views.hidden.has(id);
       return element("label", "view-choice", box, title);
-    }), button("Values as a table", "What the charts show, in numbers", () => { this.viewMenu.open = false; this.openDock("values"); }), button("As at first", "Order, heights and axes as they were", () => this.setViews(firstViews())));
+    }), button("Runs as a table", "Runs beside each other, and how their settings differ", () => { this.viewMenu.open = false; this.openDock("runs"); }), button("Values as a table", "What the charts show, in numbers", () => { this.viewMenu.open = false; this.openDock("values"); }), button("As at first", "Order, heights and axes as they were", () => this.setViews(firstViews())));
     this.#keepPlace();
     if (!this.loaded) return;
     if (more) this.#reload();
@@ -863,7 +871,9 @@ class Panel {
       axis: this.place.axis, smoothing: this.smoothing, tensors: this.tensors, prefix: this.#prefix(loaded.info), selected: this.selected,
       pinned: this.place.pin,
     });
-    if (this.place.dock === "values") {
+    if (this.place.dock === "runs") {
+      this.runsTable?.show(this.table?.runs ?? []);
+    } else if (this.place.dock === "values") {
       this.values?.show(charts.lines, this.#series(), view);
     } else if (this.place.dock === "findings") {
       this.findings?.show(loaded.run, loaded.eventsAnswer.events, loaded.eventsAnswer.version);

@@ -268,7 +268,7 @@ export type Place = {
   /** as `formatViews` writes them; null: as this browser remembers them */
   views: string | null;
   /** what of the tensors is open below the charts */
-  dock: "heatmap" | "histogram" | "findings" | "values" | null;
+  dock: "heatmap" | "histogram" | "findings" | "values" | "runs" | null;
   /** the step that others are held against */
   pin: number | null;
   /** what the heat map shows */
