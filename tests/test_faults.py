@@ -128,6 +128,8 @@ def test_data_loader_workers_neither_record_nor_hang(how: str, tmp_path: Path) -
 def test_a_fork_after_wrapping_leaves_the_record_to_the_parent(tmp_path: Path) -> None:
     script = f"""
 import os, sys
+import torch
+torch.set_num_threads(1)  # OpenMP itself does not outlive a fork
 from pathlib import Path
 from tests.test_faults import Loop
 loop = Loop(Path({str(tmp_path / "run")!r}))
