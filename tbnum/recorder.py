@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,6 +91,7 @@ class Recorder:
         weakref.finalize(self, _finish, self._log, own_writer, os.getpid())
         self._pid = os.getpid()
         self._callback_failed = False
+        self._repeats: _Lost | None = None
         self._telling = False
         self._sentinels: Sentinels | None = None
         self._activations: ActivationWatch | None = None
@@ -103,6 +104,8 @@ class Recorder:
     # -- from the observer ---------------------------------------------------------------------------------------
 
     def on_step(self, record: StepRecord) -> None:
+        if self._repeats is not None:
+            self._say_repeat(record)
         columns, row = self._row(record)
         self.skipped_steps += record.skipped
         self._log.append_step(row)
@@ -245,7 +248,9 @@ class Recorder:
         self._log.update_meta(first_step=step)
 
     def look_for_a_repeat(self) -> None:
-        """Say so where a run beside this one had the same seed and settings, and was lost.
+        """Look for a run beside this one that had the same seed and settings, and was lost.
+
+        The first step says so, unless it clips at another threshold: that is seen there alone.
 
         Costs a look at the head of the files in each folder beside this one (0.1 ms a file; not below them, for a
         parent folder may hold anything); a run that is alike is read.
@@ -256,15 +261,21 @@ class Recorder:
                 if os.path.samefile(folder, self.folder):
                     continue
                 if any(meta.get("fingerprint") == self._fingerprint for meta in session_metas(folder)):
-                    lost = divergence(Run(folder))
+                    run = Run(folder)
+                    lost = divergence(run)
                     if lost is not None:
-                        self._say_repeat(os.path.basename(folder), *lost)
+                        self._repeats = _Lost(os.path.basename(folder), *lost, _thresholds(run))
                         return
         except Exception:  # somebody else's log, in whatever state, is no reason for this run not to start
             return
 
-    def _say_repeat(self, run: str, step: int, why: str) -> None:
-        event = Event(0, time.time(), "repeat_of_diverged_run", data={"run": run, "at_step": step, "why": why})
+    def _say_repeat(self, record: StepRecord) -> None:
+        lost, self._repeats = self._repeats, None
+        thresholds = {one.max_norm for one in record.optimizers.values() if not math.isnan(one.max_norm)}
+        if lost is None or thresholds != lost.thresholds:
+            return
+        data = {"run": lost.run, "at_step": lost.step, "why": lost.why}
+        event = Event(record.step, record.wall_time, "repeat_of_diverged_run", data=data)
         self._event(event)
         warn(self._explainer.event(event).message)
 
@@ -292,6 +303,20 @@ class Recorder:
     def close(self) -> None:
         self.write_flight()
         _finish(self._log, self._own_writer, self._pid)
+
+
+class _Lost(NamedTuple):
+    """A run with this one's seed and settings."""
+
+    run: str
+    step: int  # at which it was lost
+    why: str
+    thresholds: set[float]  # at which its first step clipped
+
+
+def _thresholds(run: Run) -> set[float]:
+    first = [values[0] for name, values in run.steps.items() if name.split("/")[-1] == "max_norm" and len(values)]
+    return {float(value) for value in first if not math.isnan(value)}
 
 
 _UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip whose module is worth a look

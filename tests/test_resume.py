@@ -183,7 +183,7 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
 # -- repeats ---------------------------------------------------------------------------------------------------------
 
 
-def diverging(logdir: Path, config: Any = None, lr: float = 0.1) -> list[str]:
+def diverging(logdir: Path, config: Any = None, lr: float = 0.1, max_norm: float | None = None) -> list[str]:
     torch.manual_seed(7)
     model = Half()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -193,6 +193,9 @@ def diverging(logdir: Path, config: Any = None, lr: float = 0.1) -> list[str]:
         with tbnum.wrap(optimizer, scaler, model=model, logdir=logdir, config=config):
             for x in batches(40):
                 scaler.scale(model(x).mean() * math.nan).backward()
+                if max_norm is not None:
+                    scaler.unscale_(optimizer)
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
@@ -205,6 +208,13 @@ def test_the_second_start_of_a_run_that_diverged_warns_and_names_it(tmp_path: Pa
     assert "'first'" in warning and "collapsed" in warning
     run = run_of(tmp_path / "a" / "second")
     assert run.events[0].kind == "repeat_of_diverged_run" and run.events[0].remedy
+
+
+def test_another_clip_threshold_is_another_run(tmp_path: Path) -> None:
+    diverging(tmp_path / "first", max_norm=1.0)
+    assert diverging(tmp_path / "tighter", max_norm=0.5) == []
+    assert diverging(tmp_path / "none") == []
+    assert len(diverging(tmp_path / "the same", max_norm=1.0)) == 1
 
 
 def test_other_settings_or_a_healthy_run_beside_it_do_not_warn(tmp_path: Path) -> None:
