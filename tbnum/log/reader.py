@@ -560,13 +560,7 @@ class _SessionFile:
         return {"start_time": named.unix_ms / 1000, **self.meta, "file": self.path.name}
 
     def problems(self) -> list[str]:
-        name = self.path.name
-        problems = [f"{damage.bytes} damaged bytes at {damage.offset} in {name}" for damage in self._tail.damage]
-        if self._tail.unfinished:
-            problems.append(
-                f"the last record of {name} is not whole: {self._tail.unfinished} bytes at {self._tail.offset}"
-            )
-        problems += self._garbled
+        problems = [*self._tail.problems(), *self._garbled]
         for chunks in self._without_layout.values():
             problems.append(self._lost(chunks))
         return problems + [problem for problem in (self._error, self._newer) if problem]
@@ -576,7 +570,7 @@ class _SessionFile:
 
     def refresh(self) -> bool:
         """Reads what was appended. True where anything was, or where a problem came or went."""
-        before = (self._tail.offset, self._tail.unfinished, len(self._tail.damage), self._tail.restarts, self._error)
+        before = (self._tail.state, self._error)
         restarts = self._tail.restarts
         self._error = None
         if not self._tail.offset:  # room for all at once
@@ -591,13 +585,7 @@ class _SessionFile:
         except OSError as error:
             self._error = f"{self.path.name} cannot be read: {error.strerror or error}"
         self._settle()
-        return before != (
-            self._tail.offset,
-            self._tail.unfinished,
-            len(self._tail.damage),
-            self._tail.restarts,
-            self._error,
-        )
+        return before != (self._tail.state, self._error)
 
     def _take(self, offset: int, data: bytes) -> None:
         if self._newer:

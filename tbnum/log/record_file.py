@@ -262,6 +262,19 @@ class RecordTail:
         self._scan_from = 0  # no valid header starts in [offset, _scan_from)
         self._seen_size = -1
 
+    @property
+    def state(self) -> tuple[int, int, int, int]:
+        """Differs from an earlier one where anything was read, or damage came or went, in between."""
+        return self.offset, self.unfinished, len(self.damage), self.restarts
+
+    def problems(self) -> list[str]:
+        """In words, what of the file holds no record."""
+        name = self.path.name
+        problems = [f"{damage.bytes} damaged bytes at {damage.offset} in {name}" for damage in self.damage]
+        if self.unfinished:
+            problems.append(f"the last record of {name} is not whole: {self.unfinished} bytes at {self.offset}")
+        return problems
+
     def read(self) -> Iterator[Frame]:
         """Records appended since last time, in order. A look at the file's size where there are none.
 

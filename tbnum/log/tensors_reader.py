@@ -111,7 +111,7 @@ class TensorsFile:
 
     def refresh(self) -> bool:
         """Notes what was appended. True where anything was. Some 8 us a table."""
-        before = (self._tail.offset, self._tail.unfinished, len(self._tail.damage), self._tail.restarts, self._error)
+        before = (self._tail.state, self._error)
         restarts = self._tail.restarts
         self._error = None
         try:
@@ -124,22 +124,11 @@ class TensorsFile:
             pass  # it is made with the first table
         except OSError as error:
             self._error = f"{self.path.name} cannot be read: {error.strerror or error}"
-        return before != (
-            self._tail.offset,
-            self._tail.unfinished,
-            len(self._tail.damage),
-            self._tail.restarts,
-            self._error,
-        )
+        return before != (self._tail.state, self._error)
 
     def problems(self) -> list[str]:
         name = self.path.name
-        problems = [f"{damage.bytes} damaged bytes at {damage.offset} in {name}" for damage in self._tail.damage]
-        if self._tail.unfinished:
-            problems.append(
-                f"the last record of {name} is not whole: {self._tail.unfinished} bytes at {self._tail.offset}"
-            )
-        problems += self._garbled
+        problems = [*self._tail.problems(), *self._garbled]
         lost = [place for place in self.tables + self.histograms if not self.is_known(place)]
         if lost:
             problems.append(
