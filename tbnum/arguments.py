@@ -77,8 +77,7 @@ def checked_modules(model: Any, optimizers: Mapping[str, torch.optim.Optimizer])
         if not isinstance(module, nn.Module):
             what = f"model[{name!r}]" if name else "model"
             raise TypeError(f"{what} is {type(module).__name__} ({module!r:.80}), not a torch.nn.Module.")
-    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
-    trained = {id(each) for group in groups for each in group["params"]}
+    trained = {id(each) for optimizer in optimizers.values() for each in parameters_of(optimizer)}
     if not any(id(parameter) in trained for module in modules.values() for parameter in module.parameters()):
         kinds = ", ".join(type(module).__name__ for module in modules.values())
         raise ValueError(

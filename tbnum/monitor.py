@@ -26,7 +26,7 @@ from tbnum.measure.clip import clip_grad_norm_
 from tbnum.observe.caller import warn
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
-from tbnum.observe.gradients import parameters_of
+from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
 from tbnum.observe.modules import ActivationWatch, Sentinels
 from tbnum.observe.optimizer import observe_optimizer
 from tbnum.observe.replay import Origin, replay
@@ -228,9 +228,9 @@ class Monitor:
         optimizers = self._observer.optimizers().values()
         if scaler is not None:
             for optimizer in optimizers:
-                if _carries_the_scale(scaler, optimizer):
+                if carries_scale(scaler, optimizer) and Gradients.of(optimizer).tensors:
                     scaler.unscale_(optimizer)
-        parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+        parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
         return clip_grad_norm_(parameters, max_norm)
 
     def replay(self, closure: Callable[..., Any], batch: Any = None) -> Origin:
@@ -455,10 +455,3 @@ def _already_wrapped(
             )
         return monitor
     return None
-
-
-def _carries_the_scale(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    state = scaler._per_optimizer_states.get(id(optimizer))
-    return (state is None or state["stage"].name == "READY") and any(
-        each.grad is not None for group in optimizer.param_groups for each in group["params"]
-    )

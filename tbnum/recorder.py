@@ -134,14 +134,17 @@ class Recorder:
             )
         )
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: Event) -> Event:
+        """Write the event, and tell it; gives it explained."""
         self._log.write_event(event)
-        for explained in [self._explainer.event(event), *self._explainer.derived()]:
-            self._tell(explained)
-            if explained.severity != "info":
+        explained = self._explainer.event(event)
+        for each in [explained, *self._explainer.derived()]:
+            self._tell(each)
+            if each.severity != "info":
                 self.write_flight()
-            if self._sentinels is not None and explained.cause in _UNEXPLAINED:
+            if self._sentinels is not None and each.cause in _UNEXPLAINED:
                 self._sentinels.arm_after_skip(event.step + 1)
+        return explained
 
     # -- tensor by tensor ----------------------------------------------------------------------------------------
 
@@ -276,8 +279,7 @@ class Recorder:
             return
         data = {"run": lost.run, "at_step": lost.step, "why": lost.why}
         event = Event(record.step, record.wall_time, "repeat_of_diverged_run", data=data)
-        self._event(event)
-        warn(self._explainer.event(event).message)
+        warn(self._event(event).message)
 
     def past(self) -> Run | None:
         """What earlier sessions recorded in this folder; None where there were none."""

@@ -60,7 +60,7 @@ def batches_of(tensors: Sequence[Tensor]) -> dict[torch.device, list[Batch]]:
     by_device: dict[torch.device, list[Batch]] = {}
     small: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
     for place, given in enumerate(tensors):
-        tensor = _stored(given)
+        tensor = _real(given)
         device = tensor.device
         if given.layout is torch.strided and tensor.numel() * _SMALL <= _piece_size(device):
             small.setdefault((device, tensor.dtype), []).append((place, tensor))
@@ -103,10 +103,16 @@ def on_device(numbers: Sequence[float], dtype: torch.dtype, device: torch.device
     return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=pinned).to(device, non_blocking=True)
 
 
-def _stored(tensor: Tensor) -> Tensor:
+def stored(tensor: Tensor) -> Tensor:
+    """What a tensor of any layout holds, strided. Entries of a sparse one at the same index add up first."""
+    if tensor.layout is torch.strided:
+        return tensor
+    return tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+def _real(tensor: Tensor) -> Tensor:
     """What a tensor holds, strided and real."""
-    if tensor.layout is not torch.strided:
-        tensor = tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    tensor = stored(tensor)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.resolve_neg()

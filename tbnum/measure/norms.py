@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from tbnum.measure.chunks import stored
+
 __all__ = ["TensorNorms", "combine", "norms_of"]
 
 # torch reduces a large CPU tensor in float32 with too few partial sums: the 2-norm is off by 6e-5 at 3 M
@@ -56,7 +58,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[TensorNorms]:
     if not tensors:
         return []
     if not all(tensor.layout is torch.strided for tensor in tensors):
-        tensors = [_stored(tensor) for tensor in tensors]
+        tensors = [stored(tensor) for tensor in tensors]
     by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
     # torch's own grouping, as its optimizers and its clipping use it: in C++, it costs a tenth of a loop here.
     groups = _group_tensors_by_device_and_dtype([list(tensors)], True)
@@ -75,12 +77,6 @@ def combine(totals: Iterable[float]) -> float:
     if not parts or any(math.isnan(part) for part in parts):
         return math.nan  # math.hypot(inf, nan) is inf, as IEEE has it; a norm with a NaN in it is NaN
     return math.hypot(*parts)
-
-
-def _stored(tensor: Tensor) -> Tensor:
-    if tensor.layout is torch.strided:
-        return tensor
-    return tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
 def _norms_of_one_type(members: list[Tensor], device: torch.device, dtype: torch.dtype) -> list[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Gradients", "dtypes_behind", "local", "parameters_of"]
+__all__ = ["Gradients", "carries_scale", "dtypes_behind", "local", "parameters_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -53,6 +53,12 @@ class Gradients:
             and all(map(operator.is_, self.tensors, other.tensors))
             and self.versions == other.versions
         )
+
+
+def carries_scale(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the enabled scaler has neither unscaled these gradients since the last update nor stepped with them."""
+    state = scaler._per_optimizer_states.get(id(optimizer))  # a plain look-up would make an entry
+    return state is None or state["stage"].name == "READY"
 
 
 def dtypes_behind(loss: Tensor, nodes: int = 1000) -> set[torch.dtype]:

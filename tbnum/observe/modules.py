@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from tbnum.measure.extremes import extremes, readable
 from tbnum.observe.caller import warn
-from tbnum.observe.transfer import Transfer
+from tbnum.observe.transfer import Transfer, capturing
 
 __all__ = [
     "ActivationWatch",
@@ -176,7 +176,7 @@ class _Hook:
         self._name = name
 
     def __call__(self, module: nn.Module, *call: Any) -> None:
-        if not torch.compiler.is_compiling() and not _capturing():
+        if not torch.compiler.is_compiling() and not capturing():
             self._tell(module, self._name, *call)
 
     def __reduce__(self) -> Any:
@@ -192,11 +192,6 @@ def _nothing(*call: Any) -> None:
 
 def _inert() -> Callable[..., None]:
     return _nothing
-
-
-def _capturing() -> bool:
-    """Under CUDA-graph capture nothing may be measured: the kernels would run again at every replay of the graph."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 # -- what both watches do ----------------------------------------------------------------------------------------------

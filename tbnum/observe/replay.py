@@ -19,6 +19,7 @@ from tbnum.observe.origin import Cause, WatchedRun
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.rewind import Kept, Moment, parameters_of_all
 from tbnum.observe.samples import Samples
+from tbnum.observe.transfer import capturing
 
 __all__ = ["Origin", "replay"]
 
@@ -158,7 +159,7 @@ def _check(
             f"replay() runs in one process, and this is rank {rank} of {world_size}: the others would not take part "
             "in its collectives. Load the checkpoint and the batch in a single process and replay there."
         )
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if capturing():
         raise RuntimeError("replay() can't run while a CUDA graph is captured; call it outside.")
     for name, parameter in parameters_of_all(models, optimizers):
         if nn.parameter.is_lazy(parameter):

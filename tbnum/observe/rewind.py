@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tbnum.observe.transfer import capturing
+
 __all__ = ["Kept", "Moment", "StepStarts", "parameters_of_all"]
 
 
@@ -53,7 +55,7 @@ class StepStarts:
         self.last: Moment | None = None
 
     def step_begins(self, scaler: torch.amp.GradScaler | None) -> None:
-        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        if not capturing():
             self.last, self.open = self.open, Moment.now(scaler, self._devices)
 
 

@@ -24,10 +24,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from tbnum.measure.chunks import stored
 from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import statistics_of
 from tbnum.observe.caller import users_line, warn
-from tbnum.observe.gradients import Gradients, dtypes_behind, local, parameters_of
+from tbnum.observe.gradients import Gradients, carries_scale, dtypes_behind, local, parameters_of
 from tbnum.observe.records import (
     UNKNOWN,
     Change,
@@ -41,7 +42,7 @@ from tbnum.observe.records import (
     StepRecord,
     Update,
 )
-from tbnum.observe.transfer import Number, hold
+from tbnum.observe.transfer import Number, capturing, hold
 
 __all__ = ["StepObserver"]
 
@@ -208,7 +209,7 @@ class StepObserver:
         """`scaler.unscale_(optimizer)` has run: the gradients carry no scale now."""
         name = self.name_of(optimizer)
         scaler = self.scaler
-        if name is None or scaler is None or _capturing():
+        if name is None or scaler is None or capturing():
             return
         one = self._opened(name)
         one.backwards_before = len(self._backwards)
@@ -237,7 +238,7 @@ class StepObserver:
     def scaler_step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         name = self.name_of(optimizer)
         scaler = self.scaler
-        if name is None or scaler is None or _capturing():
+        if name is None or scaler is None or capturing():
             return
         self._in_scaler_step = name
         one = self._open.get(name)
@@ -287,7 +288,7 @@ class StepObserver:
         if inside is not None:  # a scaler whose step updates by itself
             self.scaler_step_ended(inside, failed=False)
         scaler = self.scaler
-        if scaler is None or scaler._scale is None or scaler._growth_tracker is None or _capturing():
+        if scaler is None or scaler._scale is None or scaler._growth_tracker is None or capturing():
             return None
         return Update(
             old_scale=hold(scaler._scale),
@@ -313,7 +314,7 @@ class StepObserver:
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Inside `optimizer.step()`, with the gradients that it will use (after a closure's first return)."""
         name = self.name_of(optimizer)
-        if name is None or _capturing():
+        if name is None or capturing():
             return
         scaler = self.scaler
         if scaler is not None and self._in_scaler_step is None:
@@ -347,7 +348,7 @@ class StepObserver:
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         name = self.name_of(optimizer)
         one = None if name is None else self._open.get(name)
-        if one is None or one.stage is not Stage.STEPPING or _capturing():
+        if one is None or one.stage is not Stage.STEPPING or capturing():
             return
         if one.snapshot:
             self._measure_update(one, optimizer)
@@ -367,7 +368,7 @@ class StepObserver:
         Returns the names of the optimizers that the clip touches, and whether it covers all of their gradients; to
         be given to `clip_ended`.
         """
-        if _capturing():
+        if capturing():
             return {}
         clipped = set(map(id, parameters))
         touched = {}
@@ -396,7 +397,7 @@ class StepObserver:
         scaler = self.scaler
         if not gradients.same_as(one.seen):
             divisor: Number = 1.0
-            if scaler is not None and not _is_unscaled(scaler, optimizer) and scaler._scale is not None:
+            if scaler is not None and carries_scale(scaler, optimizer) and scaler._scale is not None:
                 divisor = hold(scaler._scale)
                 self._loss_scale = divisor
                 where = {"where": users_line(), "max_norm": max_norm, "loss_scale": _on_host(divisor)}
@@ -601,7 +602,7 @@ def _measured(gradients: list[Tensor], divisor: Number) -> Measurement:
         else:
             # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
             suspects = [at for at, norm in zip(each.index, each.norms.tolist(), strict=True) if not math.isfinite(norm)]
-            nonfinite.append(float(sum(not bool(torch.isfinite(_values(gradients[at])).all()) for at in suspects)))
+            nonfinite.append(float(sum(not bool(torch.isfinite(stored(gradients[at])).all()) for at in suspects)))
     return Measurement(norms, totals, nonfinite, divisor)
 
 
@@ -627,10 +628,6 @@ def _on_host(number: Number) -> float:
     return number if isinstance(number, float) else UNKNOWN
 
 
-def _values(gradient: Tensor) -> Tensor:
-    return gradient if gradient.layout is torch.strided else gradient.coalesce()._values()
-
-
 @torch.no_grad()
 def _any_nonfinite(tensors: list[Tensor]) -> Number | None:
     """1.0 where any element of any tensor is NaN or inf; one pass over them."""
@@ -650,13 +647,3 @@ def _coefficient(max_norm: float, total_norm: Number) -> Number:
 
 def _held_scale(scaler: torch.amp.GradScaler) -> Number:
     return UNKNOWN if scaler._scale is None else hold(scaler._scale)
-
-
-def _is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-    state = scaler._per_optimizer_states.get(id(optimizer))  # a plain look-up would make an entry
-    return state is not None and state["stage"].name == "UNSCALED"
-
-
-def _capturing() -> bool:
-    """Under CUDA-graph capture nothing may be recorded: the kernels would run again at every replay."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Number", "Transfer", "hold"]
+__all__ = ["Number", "Transfer", "capturing", "hold"]
 
 Number = float | Tensor
 """A value as a hook finds it: a float where the host has it, a 0-dim tensor where only the device does."""
@@ -85,6 +85,11 @@ def _tensors_in(node: Any) -> Iterator[Tensor]:
     elif isinstance(node, (dict, list)):
         for each in node.values() if isinstance(node, dict) else node:
             yield from _tensors_in(each)
+
+
+def capturing() -> bool:
+    """Under CUDA-graph capture nothing may be measured: the kernels would run again at every replay of the graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def on_host(tensor: Tensor) -> bool:
