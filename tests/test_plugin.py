@@ -30,6 +30,7 @@ from tbnum import export
 from tbnum.log.schema import Event
 from tbnum.log.writer import LogWriter
 from tensorboard_plugin_tbnum import decimate, loader, plugin, runs
+from tensorboard_plugin_tbnum.told import Told
 from tests.recorded import START, append, column, open_log, record, skip, tables_of
 from tests.routes import BASE, Panel, unpack
 
@@ -344,6 +345,32 @@ def test_events_are_explained_and_strict_json(panel):
     assert first["data"]["loss"] == "NaN" and first["data"]["grad_norm"] == "Infinity"
     assert first["data"]["nonfinite_names"] == ["head.weight"]
     assert note["data"]["text"] == "<script>alert(1)</script>"
+
+
+def test_events_that_the_asker_has_are_not_told_again(panel, tmp_path):
+    first = panel.json("events", run=RUN)
+    assert first["unchanged"] == 0 and len(first["events"]) == 2
+    again = panel.json("events", run=RUN, since=first["version"])
+    assert again == {"version": first["version"], "unchanged": 2, "events": []}
+    log = open_log(tmp_path / "gpt" / "seed1", session="second", first_step=100)
+    append(log, range(100, 140), {130: {"skipped": True}})
+    log.write_event(skip(130))
+    log.close()
+    later = panel.json("events", run=RUN, since=first["version"])
+    whole = panel.json("events", run=RUN)
+    assert later["version"] == whole["version"] != first["version"]
+    assert [event["step"] for event in later["events"]][-1] == 130
+    assert first["events"][: later["unchanged"]] + later["events"] == whole["events"]
+    assert 0 < later["unchanged"] < len(whole["events"])
+
+
+def test_an_event_that_reads_otherwise_with_hindsight_is_told_again_with_all_after_it():
+    told = Told()
+    assert told.unchanged(None, "1", [b"a", b"b", b"c"]) == 0
+    assert told.unchanged("1", "2", [b"a", b"B", b"c", b"d"]) == 1
+    assert told.unchanged("1", "3", [b"a", b"b", b"c", b"d"]) == 3
+    assert told.unchanged("2", "4", [b"a"]) == 1
+    assert told.unchanged("of another process", "5", [b"a"]) == 0
 
 
 def test_step_has_every_value_and_the_events_at_it(panel):

@@ -30,6 +30,7 @@ from tensorboard_plugin_tbnum import decimate, tables
 from tensorboard_plugin_tbnum.derived import derived, derived_names
 from tensorboard_plugin_tbnum.runs import Listing, Row, RunTable, Snapshot, UnknownRun, roots
 from tensorboard_plugin_tbnum.tables import NotFound
+from tensorboard_plugin_tbnum.told import Told
 
 __all__ = [
     "Malformed",
@@ -100,6 +101,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
             find=findings,
         )
         self._kept = _Kept()
+        self._told = Told()
 
     def get_plugin_apps(self) -> dict[str, Any]:
         # TensorBoard asks once, while it starts: early enough for the tab to be there when the first page is loaded.
@@ -174,13 +176,14 @@ class TbnumPlugin(base_plugin.TBPlugin):
         )
 
     def _serve_events(self, request: wrappers.Request) -> wrappers.Response:
+        since = request.args.get("since")
         snapshot = self._snapshot(request, events=True)
         return _answer(
             request,
             "application/json",
-            _etag(snapshot.events_version, "events"),
-            lambda: _to_json(events_impl(snapshot)),
-            self._kept,
+            _etag(snapshot.events_version, "events", since),
+            lambda: events_impl(snapshot, since, self._told),
+            self._kept if since is None else None,
         )
 
     def _serve_step(self, request: wrappers.Request) -> wrappers.Response:
@@ -395,8 +398,15 @@ def nonfinite_impl(snapshot: Snapshot, column: str, first: int | None, last: int
     return pack({**_extent(snapshot), "column": column, "from": first, "to": last}, arrays)
 
 
-def events_impl(snapshot: Snapshot) -> dict[str, Any]:
-    return {"version": snapshot.events_version, "events": _event_rows(snapshot, snapshot.events)}
+def events_impl(snapshot: Snapshot, since: str | None, told: Told) -> bytes:
+    """All events, or those from the first one on that `since`, an earlier version, has not or has otherwise.
+
+    Writing out 5,000 events costs some 60 ms.
+    """
+    rows = [_to_json(row) for row in _event_rows(snapshot, snapshot.events)]
+    unchanged = told.unchanged(since, snapshot.events_version, rows)
+    head = {"version": snapshot.events_version, "unchanged": unchanged}
+    return b'%b,"events":[%b]}' % (_to_json(head)[:-1], b",".join(rows[unchanged:]))
 
 
 def step_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:
