@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tbnum.formats import FORMATS
 from tbnum.measure import chunks
+from tbnum.measure.histogram import histograms_of
 from tbnum.measure.statistics import STATISTICS, statistics_of
 from tests.tensors import DTYPES, as_float64, cast, many_kinds, of_edges, sparse_kinds, spread
 
@@ -121,3 +122,25 @@ def test_elements_are_told_for_every_tensor() -> None:
 
 def test_no_tensors_have_no_statistics() -> None:
     assert statistics_of([]) == []
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0, torch.tensor(2.0**10)])
+def test_the_histograms_of_the_same_pass_are_those_of_a_pass_of_their_own(scale: float | Tensor) -> None:
+    tensors = many_kinds()
+    (statistics,) = statistics_of(tensors, scale, histograms=True)
+    (expected,) = histograms_of(tensors)
+    assert statistics.histograms is not None
+    for place in range(len(tensors)):
+        found = statistics.histograms.counts[statistics.histograms.index.index(place)]
+        assert torch.equal(found, expected.counts[expected.index.index(place)]), tensors[place]
+    assert torch.equal(statistics.histogram, expected.counts.sum(0))
+    (without,) = statistics_of(tensors, scale)
+    assert without.histograms is None and torch.equal(without.histogram, statistics.histogram)
+
+
+def test_elements_at_a_threshold_that_cuts_a_bin_are_told_apart() -> None:
+    # 65520 rounds to inf in float16 and 65519 does not; both lie between 2**15 and 2**16.
+    (row,) = by_place([torch.tensor([65519.0, 65520.0, 1.0, 0.0])])
+    assert (row["overflow/float16"], row["underflow/float16"]) == (0.25, 0.0)
+    (row,) = by_place([torch.tensor([6.0, 7.0, 1.0, 0.0])], scale=10_000.0)
+    assert row["overflow/float16"] == 0.25

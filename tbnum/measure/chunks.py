@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["INF_BITS", "Batch", "batches_of", "count_keys", "on_device"]
+__all__ = ["INF_BITS", "Batch", "Piece", "batches_of", "count_keys", "on_device", "stored"]
 
 INF_BITS = {torch.int32: 0x7F80_0000, torch.int64: 0x7FF0_0000_0000_0000}
 """Infinity as bits. What is below is finite, what is above is NaN."""
@@ -29,6 +29,49 @@ _MOST_ROWS = 1024  # tensors in a shared piece: what is counted of each is a row
 _LANES = 128
 
 
+class Scratch:
+    """Memory that one piece after another uses: on a CPU, fresh memory costs more than what is computed in it."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def of(self, purpose: str, like: Tensor) -> Tensor:
+        """(n,), as `like`; holds whatever was in it. The next call for this purpose gives the same memory."""
+        held = self._held.get((purpose, like.dtype))
+        if held is None or held.numel() < like.numel():
+            held = self._held[purpose, like.dtype] = torch.empty_like(like)
+        return held[: like.numel()]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some elements of one tensor, or all of several."""
+
+    bits: Tensor  # (n,) of the magnitudes, int32, int64 of float64; they hold until the next piece is asked for
+    row_of: Tensor | None  # (n,) int64, the tensor of each element; None where there is one
+    rows: int  # tensors
+    scratch: Scratch
+    largest: int | None  # of `bits`; None where only a device knows, or there is no element
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the host knows that all elements are."""
+        return self.largest is not None and self.largest < INF_BITS[self.bits.dtype]
+
+    @staticmethod
+    def of(flat: Tensor, row_of: Tensor | None, rows: int, scratch: Scratch) -> Piece:
+        if flat.dtype is torch.float64:
+            bits, magnitude = flat.view(torch.int64), 0x7FFF_FFFF_FFFF_FFFF
+        else:  # narrower types are exact in float32
+            bits, magnitude = flat.to(torch.float32).view(torch.int32), 0x7FFF_FFFF
+        return Piece.of_bits(torch.bitwise_and(bits, magnitude, out=scratch.of("bits", bits)), row_of, rows, scratch)
+
+    @staticmethod
+    def of_bits(bits: Tensor, row_of: Tensor | None = None, rows: int = 1, scratch: Scratch | None = None) -> Piece:
+        largest = int(bits.amax()) if bits.is_cpu and bits.numel() else None
+        return Piece(bits, row_of, rows, scratch or Scratch(), largest)
+
+
 @dataclass(frozen=True)
 class Batch:
     """One tensor in pieces, or small tensors of one type together in a single piece."""
@@ -38,38 +81,42 @@ class Batch:
     unstored: int  # zeros of a sparse tensor that it does not hold; such a tensor is alone in its batch
     tensors: list[Tensor]
     device: torch.device
+    scratch: Scratch  # shared by all batches of a device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating-point type whose bits `magnitudes` gives: float32, or float64 where the tensors have it."""
+        """The floating-point type whose bits `pieces` have: float32, or float64 where the tensors have it."""
         return torch.float64 if self.tensors[0].dtype is torch.float64 else torch.float32
 
-    def magnitudes(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Bits (n,) int32, int64 of float64, and for each element its tensor (n,) int64; None where there is one."""
+    def pieces(self) -> Iterator[Piece]:
         if len(self.tensors) == 1:
-            for piece in _pieces(self.tensors[0], _piece_size(self.device)):
-                yield _magnitude_bits(piece), None
+            for flat in _pieces(self.tensors[0], _piece_size(self.device)):
+                yield Piece.of(flat, None, 1, self.scratch)
         else:
             flat = torch.cat([tensor.reshape(-1) for tensor in self.tensors])
             lengths = on_device(self.elements, torch.int64, self.device)
-            yield _magnitude_bits(flat), torch.repeat_interleave(lengths, output_size=flat.numel())
+            row_of = torch.repeat_interleave(lengths, output_size=flat.numel())
+            yield Piece.of(flat, row_of, len(self.tensors), self.scratch)
 
 
 def batches_of(tensors: Sequence[Tensor]) -> dict[torch.device, list[Batch]]:
     """All of `tensors`, by device. Looks at no element; a sparse tensor is coalesced, the one thing that may sync."""
     by_device: dict[torch.device, list[Batch]] = {}
     small: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
+    scratch: dict[torch.device, Scratch] = {}
     for place, given in enumerate(tensors):
         tensor = _real(given)
         device = tensor.device
+        if device not in scratch:
+            scratch[device] = Scratch()
         if given.layout is torch.strided and tensor.numel() * _SMALL <= _piece_size(device):
             small.setdefault((device, tensor.dtype), []).append((place, tensor))
         else:
             elements = given.numel() * (2 if given.is_complex() else 1)
-            batch = Batch([place], [elements], elements - tensor.numel(), [tensor], device)
+            batch = Batch([place], [elements], elements - tensor.numel(), [tensor], device, scratch[device])
             by_device.setdefault(device, []).append(batch)
     for (device, _), members in small.items():
-        by_device.setdefault(device, []).extend(_shared(members, device))
+        by_device.setdefault(device, []).extend(_shared(members, device, scratch[device]))
     return by_device
 
 
@@ -118,7 +165,7 @@ def _real(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg()
 
 
-def _shared(members: list[tuple[int, Tensor]], device: torch.device) -> Iterator[Batch]:
+def _shared(members: list[tuple[int, Tensor]], device: torch.device, scratch: Scratch) -> Iterator[Batch]:
     places: list[int] = []
     elements: list[int] = []
     tensors: list[Tensor] = []
@@ -126,13 +173,13 @@ def _shared(members: list[tuple[int, Tensor]], device: torch.device) -> Iterator
     for place, tensor in members:
         size = tensor.numel()
         if size > room or len(places) == _MOST_ROWS:
-            yield Batch(places, elements, 0, tensors, device)
+            yield Batch(places, elements, 0, tensors, device, scratch)
             places, elements, tensors, room = [], [], [], _piece_size(device)
         places.append(place)
         elements.append(size)
         tensors.append(tensor)
         room -= size
-    yield Batch(places, elements, 0, tensors, device)
+    yield Batch(places, elements, 0, tensors, device, scratch)
 
 
 def _piece_size(device: torch.device) -> int:
@@ -150,9 +197,3 @@ def _pieces(tensor: Tensor, most: int) -> Iterator[Tensor]:
         longest = max(range(tensor.dim()), key=tensor.size)
         for half in tensor.chunk(2, longest):
             yield from _pieces(half, most)
-
-
-def _magnitude_bits(flat: Tensor) -> Tensor:
-    if flat.dtype is torch.float64:
-        return flat.view(torch.int64) & 0x7FFF_FFFF_FFFF_FFFF
-    return flat.to(torch.float32).view(torch.int32) & 0x7FFF_FFFF  # every narrower type is exact in float32

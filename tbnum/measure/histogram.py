@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tbnum.formats import BINS, INF, ZERO
-from tbnum.measure.chunks import INF_BITS, Batch, batches_of, count_keys
+from tbnum.measure.chunks import INF_BITS, Batch, Piece, batches_of, count_keys
 
-__all__ = ["TensorHistograms", "histogram_of", "histograms_of", "total_histograms_of"]
+__all__ = ["TensorHistograms", "bins_in", "bins_of", "histogram_of", "histograms_of", "total_histograms_of"]
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,32 @@ def total_histograms_of(tensors: Sequence[Tensor]) -> dict[torch.device, Tensor]
     return {device: _sum(map(_count_together, batches)) for device, batches in batches_of(tensors).items()}
 
 
+def bins_in(piece: Piece) -> Tensor:
+    """Exponent histogram of each row of a piece, (rows, BINS) int64."""
+    return count_keys(bins_of(piece), piece.row_of, piece.rows, BINS)
+
+
+def bins_of(piece: Piece) -> Tensor:
+    """The bin of each magnitude, (n,) of the type of its bits; they hold until the next piece is asked for."""
+    bits, bins = piece.bits, piece.scratch.of("bins", piece.bits)
+    if bits.dtype is torch.int32 and piece.is_finite:
+        # Nearly every piece on a CPU: the upper edge of a bin stays, all beyond it goes to the next.
+        return torch.add(bits, 0x7F_FFFF, out=bins).bitwise_right_shift_(23)
+    infinity = INF_BITS[bits.dtype]
+    # 0 or 1; as a bool it would take four times as long
+    beyond = torch.ge(bits, infinity, out=piece.scratch.of("compared", bits))
+    torch.sub(bits, 1, out=bins)
+    if bits.dtype is torch.int32:
+        # One less puts a power of two, the upper edge of its bin, below the edge. Zero becomes -1, and after the shift
+        # bin 0; infinity comes to 255 and NaN to 256, and both move on by one.
+        return bins.bitwise_right_shift_(23).add_(1).add_(beyond)
+    bins.bitwise_right_shift_(52).sub_(1023 - 127 - 1).clamp_(1, INF - 1)
+    return bins.mul_(bits > 0).add_(beyond).add_(bits > infinity)
+
+
 def _count(batch: Batch) -> Tensor:
     """(P, BINS), of each tensor of the batch."""
-    rows = len(batch.places)
-    counts = _sum(count_keys(_bins(bits), row_of, rows, BINS) for bits, row_of in batch.magnitudes())
+    counts = _sum(map(bins_in, batch.pieces()))
     if batch.unstored:
         counts[:, ZERO] += batch.unstored
     return counts
@@ -78,7 +100,7 @@ def _count(batch: Batch) -> Tensor:
 
 def _count_together(batch: Batch) -> Tensor:
     """(BINS,), of the tensors of the batch as one."""
-    counts = _sum(count_keys(_bins(bits), None, 1, BINS) for bits, _ in batch.magnitudes())[0]
+    counts = _sum(bins_in(replace(piece, row_of=None, rows=1)) for piece in batch.pieces())[0]
     if batch.unstored:
         counts[ZERO] += batch.unstored
     return counts
@@ -86,15 +108,3 @@ def _count_together(batch: Batch) -> Tensor:
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:
     return functools.reduce(Tensor.add_, parts)
-
-
-def _bins(bits: Tensor) -> Tensor:
-    """The bin of each magnitude; `bits` is (n,) int32 or int64, so is the result."""
-    infinity = INF_BITS[bits.dtype]
-    beyond = torch.ge(bits, infinity, out=torch.empty_like(bits))  # 0 or 1; as a bool it would take four times as long
-    if bits.dtype is torch.int32:
-        # One less puts a power of two, the upper edge of its bin, below the edge. Zero becomes -1, and after the shift
-        # bin 0; infinity comes to 255 and NaN to 256, and both move on by one.
-        return (bits - 1).bitwise_right_shift_(23).add_(1).add_(beyond)
-    finite = (bits - 1).bitwise_right_shift_(52).sub_(1023 - 127 - 1).clamp_(1, INF - 1)
-    return finite.mul_(bits > 0).add_(beyond).add_(bits > infinity)

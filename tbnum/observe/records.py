@@ -117,6 +117,12 @@ class Histograms:
     each: list[TensorHistograms] | None
 
     @staticmethod
+    def beside(statistics: list[TensorStatistics]) -> Histograms:
+        """What was counted in the same pass as statistics."""
+        each = [one.histograms for one in statistics if one.histograms is not None]
+        return Histograms([one.histogram for one in statistics], each or None)
+
+    @staticmethod
     def of(tensors: Sequence[Tensor], each_of_them: bool) -> Histograms:
         """One pass over the elements."""
         if not each_of_them:

@@ -523,13 +523,13 @@ class StepObserver:
             self._look_closely(one, gradients, divisor)
 
     def _look_closely(self, one: OpenOptimizer, seen: Gradients, divisor: Number) -> None:
-        """Statistics of each gradient, and their histogram: two more passes."""
+        """Statistics of each gradient, and their histogram: one more pass."""
         gradients = local(seen.tensors)
         # What backward made was the gradient times the scale: that is what has to fit into a narrow format.
         known = not (isinstance(self._loss_scale, float) and math.isnan(self._loss_scale))
         scale = self._loss_scale / divisor if known else 1.0
-        histograms = Histograms.of(gradients, self._histograms_due())
-        one.rows = Rows(statistics_of(gradients, scale), histograms, divisor)
+        statistics = statistics_of(gradients, scale, histograms=self._histograms_due())
+        one.rows = Rows(statistics, Histograms.beside(statistics), divisor)
 
     def _histograms_due(self) -> bool:
         return self.next_step % self._histogram_interval == 0
