@@ -40,7 +40,7 @@ class Panel:
         assert response.status_code == 200, response.get_data(as_text=True)
         assert response.mimetype == "application/octet-stream"
         header, arrays = unpack(response.data)
-        if route not in ("heatmap", "ridge"):
+        if route not in ("heatmap", "ridge", "overlay"):
             assert len({len(array) for array in arrays.values()}) == 1
         return header, arrays
 

@@ -27,11 +27,12 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 import tbnum
 from tbnum import export
+from tbnum.explain.repeats import setting
 from tbnum.log.schema import Event
 from tbnum.log.writer import LogWriter
 from tensorboard_plugin_tbnum import decimate, loader, plugin, runs
 from tensorboard_plugin_tbnum.told import Told
-from tests.recorded import START, append, column, open_log, record, skip, tables_of
+from tests.recorded import META, START, append, column, open_log, record, skip, tables_of
 from tests.routes import BASE, Panel, unpack
 
 INF, NAN = float("inf"), float("nan")
@@ -148,11 +149,13 @@ def test_runs_has_a_row_for_each_run(panel, tmp_path):
             "optimizers": ["optimizer"],
             "problems": None,
             "findings": None,
+            "seed": None,
+            "setting": setting(META),
         }
     ]
     found = panel.json("findings", run=RUN)["findings"]
     (row,) = panel.json("runs")["runs"]
-    assert row["problems"] == 0 and row["findings"] == len(found) > 0
+    assert row["problems"] == 0 and sum(row["findings"].values()) == len(found) > 0
 
 
 def test_runs_has_null_for_what_is_not_known(panel, tmp_path):

@@ -8,12 +8,25 @@ view starts or how far a run has come: a chart that is drawn anew with every pol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Buckets", "Reduced", "as_float32", "interval", "make_buckets", "measured", "nonfinite", "reduce"]
+from tbnum.log.schema import lr_columns
+
+__all__ = [
+    "Buckets",
+    "Reduced",
+    "as_float32",
+    "bucket_power",
+    "interval",
+    "make_buckets",
+    "measured",
+    "nonfinite",
+    "reduce",
+    "wide_columns",
+]
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -82,14 +95,15 @@ def make_buckets(steps: np.ndarray, lo: int, hi: int, limit: int) -> Buckets:
     if hi - lo <= limit:
         return Buckets(1, np.arange(lo, hi + 1, dtype=np.int64))
     first, last = int(steps[lo]), int(steps[hi - 1])
-    power = _power(first, last, limit)
+    power = bucket_power(first, last, limit)
     bounds = np.arange(first >> power, (last >> power) + 2, dtype=np.int64) << power
     edges = np.searchsorted(steps, bounds)
     filled = edges[1:] > edges[:-1]
     return Buckets(1 << power, np.append(edges[:-1][filled], edges[-1]).astype(np.int64, copy=False))
 
 
-def _power(first: int, last: int, limit: int) -> int:
+def bucket_power(first: int, last: int, limit: int) -> int:
+    """Of two, the size of buckets of which at most `limit` (>= 1) hold `first` to `last`, wherever they start."""
     power = 0
     if limit == 1:
         while first >> power != last >> power:
@@ -180,6 +194,13 @@ def measured(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
     if base in ("grad_norm", "grad_norm_clipped") and witness in columns:
         return ~np.isnan(columns[witness])
     return None
+
+
+def wide_columns(names: Iterable[str]) -> set[str]:
+    """Those of which float32 would lose what people read: scales, learning rates, counts, times."""
+    names = list(names)
+    wide = {"step", "wall_time", "loss_scale", *lr_columns(names)}
+    return wide | {name for name in names if name.rpartition("/")[2] == "updates"}
 
 
 def as_float32(values: np.ndarray) -> np.ndarray:

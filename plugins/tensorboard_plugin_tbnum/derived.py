@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-__all__ = ["derived", "derived_names"]
+__all__ = ["column_of", "derived", "derived_names"]
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "update_ratio": ("update_norm", "param_norm"),
@@ -54,3 +54,15 @@ def derived(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
         if base == "update_ratio":
             return np.asarray(found[0] / found[1])
         return np.where(np.isnan(found[0]) | found[1].astype(bool), np.nan, found[0] < 1)
+
+
+def column_of(name: str, columns: Mapping[str, np.ndarray], kept: dict[str, np.ndarray]) -> np.ndarray | None:
+    """(S,) a stored column, or a derived one, which is put into `kept` for the next question. None: there is none."""
+    if name in columns:
+        return columns[name]
+    values = kept.get(name)
+    if values is None:
+        values = derived(name, columns)
+        if values is not None:
+            kept[name] = values
+    return values

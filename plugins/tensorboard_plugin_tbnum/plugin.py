@@ -25,9 +25,10 @@ from werkzeug import wrappers
 from tbnum import export
 from tbnum.explain import Finding, explain_run, findings
 from tbnum.log.reader import Totals
-from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL, Event, lr_columns
+from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL, Event
 from tensorboard_plugin_tbnum import decimate, tables
-from tensorboard_plugin_tbnum.derived import derived, derived_names
+from tensorboard_plugin_tbnum.derived import column_of, derived_names
+from tensorboard_plugin_tbnum.overlay import ALIGNMENTS, overlay_impl
 from tensorboard_plugin_tbnum.runs import Listing, Row, RunTable, Snapshot, UnknownRun, roots
 from tensorboard_plugin_tbnum.tables import NotFound
 from tensorboard_plugin_tbnum.told import Told
@@ -63,6 +64,7 @@ MIMETYPES = {
 
 DEFAULT_BUCKETS = 2048
 MAX_BUCKETS = 1 << 20
+MAX_OVERLAID = 256
 MAX_FINDING_STEPS = 100
 KEPT_BYTES = 16 << 20
 
@@ -110,6 +112,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
             "/runs": self._serve_runs,
             "/run": self._serve_run,
             "/series": self._serve_series,
+            "/overlay": self._serve_overlay,
             "/nonfinite": self._serve_nonfinite,
             "/events": self._serve_events,
             "/step": self._serve_step,
@@ -162,6 +165,35 @@ class TbnumPlugin(base_plugin.TBPlugin):
             "application/octet-stream",
             _etag(snapshot.version, "series", columns, first, last, buckets),
             lambda: series_impl(snapshot, columns, first, last, buckets),
+        )
+
+    def _serve_overlay(self, request: wrappers.Request) -> wrappers.Response:
+        lines = _lines(request)
+        columns = _texts(request, many="columns", one="column")
+        if not columns:
+            raise Malformed("columns is missing; give names with commas between them, as in columns=loss,grad_norm")
+        alignment = request.args.get("x", "step")
+        if alignment not in ALIGNMENTS:
+            raise Malformed(f"x={alignment[:40]!r} is not among {', '.join(ALIGNMENTS)}")
+        first, last = _interval(request)
+        buckets = _count(request, "buckets", DEFAULT_BUCKETS, MAX_BUCKETS)
+        tensors = any(name.startswith("headroom/") for name in columns)
+
+        def snapshot(name: str) -> Snapshot:
+            return self._runs.snapshot(name, tensors=tensors)
+
+        def version(name: str) -> str | None:
+            try:
+                return snapshot(name).version
+            except (UnknownRun, OSError):
+                return None
+
+        versions = [[version(name) for name in names] for names in lines]
+        return _answer(
+            request,
+            "application/octet-stream",
+            _etag(versions, "overlay", lines, columns, alignment, first, last, buckets),
+            lambda: pack(*overlay_impl(lines, snapshot, columns, alignment, first, last, buckets)),
         )
 
     def _serve_nonfinite(self, request: wrappers.Request) -> wrappers.Response:
@@ -330,6 +362,8 @@ def _table_row(row: Row) -> dict[str, Any]:
         "optimizers": None if row.optimizers is None else list(row.optimizers),
         "problems": row.problems,
         "findings": row.findings,
+        "seed": _plain(row.seed),
+        "setting": row.setting,
     }
 
 
@@ -359,8 +393,7 @@ def series_impl(snapshot: Snapshot, columns: Sequence[str], first: int | None, l
         "step_last": steps[cut.last].astype(np.float64),
         "wall_time": snapshot.steps["wall_time"][cut.first].astype(np.float64),
     }
-    wide = {"step", "wall_time", "loss_scale", *lr_columns(values)}
-    wide |= {name for name in values if name.rpartition("/")[2] == "updates"}
+    wide = decimate.wide_columns(values)
     for name, column in values.items():
         on_wire = (lambda x: x.astype(np.float64)) if name in wide else decimate.as_float32
         if cut.size == 1:
@@ -403,8 +436,11 @@ def events_impl(snapshot: Snapshot, since: str | None, told: Told) -> bytes:
 
     Writing out 5,000 events costs some 60 ms.
     """
-    rows = [_to_json(row) for row in _event_rows(snapshot, snapshot.events)]
-    unchanged = told.unchanged(since, snapshot.events_version, rows)
+    rows: list[bytes] = []
+    unchanged = len(snapshot.events)
+    if since != snapshot.events_version:
+        rows = [_to_json(row) for row in _event_rows(snapshot, snapshot.events)]
+        unchanged = told.unchanged(since, snapshot.events_version, rows)
     head = {"version": snapshot.events_version, "unchanged": unchanged}
     return b'%b,"events":[%b]}' % (_to_json(head)[:-1], b",".join(rows[unchanged:]))
 
@@ -493,15 +529,10 @@ def frontend_state() -> str:
 
 
 def _column(snapshot: Snapshot, name: str) -> np.ndarray:
-    if name in snapshot.steps:
-        return snapshot.steps[name]
-    values = snapshot.derived.get(name)
-    if values is None:
-        values = derived(name, snapshot.steps)
+    values = column_of(name, snapshot.steps, snapshot.derived)
     if values is None:
         known = ", ".join([*snapshot.steps, *derived_names(snapshot.steps)])
         raise NotFound(f"run {snapshot.run!r} has no column {name!r}; it has {known}")
-    snapshot.derived[name] = values
     return values
 
 
@@ -583,6 +614,23 @@ def _texts(request: wrappers.Request, *, many: str, one: str) -> list[str]:
     """Names from parameters with commas and from parameters without, each once, in order."""
     names = [name for value in request.args.getlist(many) for name in value.split(",") if name]
     return list(dict.fromkeys(names + request.args.getlist(one)))
+
+
+def _lines(request: wrappers.Request) -> list[list[str]]:
+    """Names of runs, those of one line together, from parameters `line` with a JSON list of texts each."""
+    lines = []
+    for text in request.args.getlist("line"):
+        try:
+            names = json.loads(text)
+        except (ValueError, RecursionError):
+            names = None
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise Malformed(f'line={text[:40]!r} is not a JSON list of runs, as in line=["gpt/seed1","gpt/seed2"]')
+        lines.append(list(dict.fromkeys(names)))
+    runs = sum(map(len, lines))
+    if not 1 <= runs <= MAX_OVERLAID:
+        raise Malformed(f"{runs} runs in all parameters line; give 1 to {MAX_OVERLAID}")
+    return lines
 
 
 def _integer(request: wrappers.Request, name: str, *, least: int | None = None) -> int | None:

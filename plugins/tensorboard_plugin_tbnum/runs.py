@@ -15,6 +15,7 @@ import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tbnum.explain.finding import Finding
+from tbnum.explain.repeats import seed_of, setting
 from tbnum.log.reader import Run, Totals, find_runs, session_metas
 from tbnum.log.schema import Event
 from tbnum.log.tensors_reader import Histograms, Tensors
@@ -78,8 +80,12 @@ class Row:
     """From the head of its files; None until they were looked at."""
     problems: int | None = None
     """None until the run was asked for: only its records tell."""
-    findings: int | None = None
-    """None until its findings were asked for."""
+    findings: Mapping[str, int] | None = None
+    """How many of each severity. None until its findings were asked for."""
+    seed: Any = None
+    """As its first session told it; None where it did not."""
+    setting: str | None = None
+    """Equal for runs that differ in nothing but the seed; None until the head of its files was looked at."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +333,7 @@ class RunTable:
             if findings and told.findings is None:
                 self._let_quick_ones_pass()
                 told = self._find_now(told)
-                entry.findings = len(told.findings or ())
+                entry.findings = Counter(finding.severity for finding in told.findings or ())
             entry.told = told
             return told
 
@@ -375,8 +381,9 @@ class RunTable:
         for entry in entries:
             try:
                 entry.totals = entry.closed.totals
-                if entry.optimizers is None:
-                    entry.optimizers = _optimizers(session_metas(entry.folder)) or None
+                if entry.setting is None and (metas := session_metas(entry.folder)):
+                    entry.optimizers = _optimizers(metas) or None
+                    entry.seed, entry.setting = seed_of(metas[0]), setting(metas[0])
             except Exception as error:
                 logger.debug("tbnum: run %r", entry.name, exc_info=True)
                 errors[entry.name] = f"could not be read ({type(error).__name__}: {error})"
@@ -464,7 +471,9 @@ class _Entry:
         self.opened: Run | None = None
         self.optimizers: tuple[str, ...] | None = None
         self.problems: int | None = None
-        self.findings: int | None = None
+        self.findings: Mapping[str, int] | None = None
+        self.seed: Any = None
+        self.setting: str | None = None
         self.explaining = threading.Lock()  # of the next one; whoever holds it may wait for `lock`, never the other way
         self.told: _Explained | None = None
         self.derived: dict[str, np.ndarray] = {}
@@ -476,7 +485,7 @@ class _Entry:
         self.bytes = 0
 
     def row(self) -> Row:
-        return Row(self.name, self.totals, self.optimizers, self.problems, self.findings)
+        return Row(self.name, self.totals, self.optimizers, self.problems, self.findings, self.seed, self.setting)
 
 
 def _optimizers(metas: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

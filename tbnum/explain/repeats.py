@@ -13,7 +13,7 @@ import numpy as np
 from tbnum.explain import explain_run
 from tbnum.explain.record import Record
 
-__all__ = ["FINGERPRINTED", "divergence", "fingerprint"]
+__all__ = ["FINGERPRINTED", "divergence", "fingerprint", "seed_of", "setting"]
 
 FINGERPRINTED = ("seed", "optimizers", "scaler", "config")
 """What of a session's meta makes two runs the same: the seed, the settings with the shapes of what they train, and
@@ -24,6 +24,21 @@ def fingerprint(meta: Mapping[str, Any]) -> str:
     """Equal for runs that would do the same."""
     settings = {key: meta.get(key) for key in FINGERPRINTED}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def seed_of(meta: Mapping[str, Any]) -> Any:
+    """The seed, as the session or else its `config` told it; None where neither did."""
+    config = meta.get("config")
+    seed = meta.get("seed")
+    return config.get("seed") if seed is None and isinstance(config, Mapping) else seed
+
+
+def setting(meta: Mapping[str, Any]) -> str:
+    """Equal for runs that differ in nothing but the seed."""
+    config = meta.get("config")
+    if isinstance(config, Mapping):
+        config = {key: value for key, value in config.items() if key != "seed" and not str(key).endswith("_seed")}
+    return fingerprint({**meta, "seed": None, "config": config})
 
 
 def divergence(run: Record) -> tuple[int, str] | None:
