@@ -9,8 +9,9 @@ import platform
 import time
 import uuid
 import weakref
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +31,8 @@ from tbnum.log.writer import LogWriter
 from tbnum.observe.caller import warn
 from tbnum.observe.gradients import parameters_of
 from tbnum.observe.ranks import rank_and_world_size
-from tbnum.observe.records import OptimizerRecord, Sighting, StepRecord
+from tbnum.observe.records import OptimizerRecord, Shares, Sighting, StepRecord
+from tbnum.observe.shards import Layout, Parts
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -65,6 +67,7 @@ class Recorder:
         self.session = uuid.uuid4().hex
         self.folder = folder
         self._groups = {name: len(each.param_groups) for name, each in optimizers.items()}
+        self._layouts: dict[str, dict[str, Any]] = {}  # of optimizers whose tensors are spread over ranks
         meta = {
             "format_version": FORMAT_VERSION,
             "session": self.session,
@@ -223,7 +226,7 @@ class Recorder:
         }
         if groups != self._groups:  # a parameter group was added
             self._groups = groups
-            self._log.set_columns(step_columns(groups))
+            self._log.set_columns(step_columns(groups, self._layouts))
         values: list[float | bool] = [
             record.step,
             record.wall_time,
@@ -239,7 +242,23 @@ class Recorder:
             lr = one.lr + [math.nan] * (count - len(one.lr))
             values += [one.grad_norm, one.grad_norm_clipped, one.clip_coef, one.max_norm, one.skipped]
             values += [one.nonfinite_tensors, *lr, one.param_norm, one.update_norm]
+            if name in self._layouts:
+                shares = one.shares or _NO_SHARES
+                values += [shares.grad_norm, shares.grad_norm_clipped, shares.param_norm, shares.update_norm]
         return self._log.columns, tuple(values)
+
+    def on_layout(self, name: str, layout: Layout) -> None:
+        """The tensors of an optimizer turned out to be spread over ranks: tell how, for who puts them together."""
+        names = self.names.names_of(name)
+        self._layouts[name] = {
+            "names": zlib.crc32("\n".join(names).encode()),
+            "gradients": _told(layout.gradients, names),
+            "parameters": _told(layout.parameters, names),
+            "elements": list(layout.elements),
+            "placements": layout.placements,
+        }
+        self._log.update_meta(layouts=self._layouts)
+        self._log.set_columns(step_columns(self._groups, self._layouts))
 
     def _label(self, optimizer: str) -> str | None:
         return optimizer if len(self._groups) > 1 else None
@@ -323,7 +342,7 @@ def _thresholds(run: Run) -> set[float]:
 
 _UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip whose module is worth a look
 
-_ABSENT = OptimizerRecord()
+_ABSENT, _NO_SHARES = OptimizerRecord(), Shares()
 
 
 def _draw_each(dashboards: Dashboards, table: HistogramTable, wall_time: float, tags: list[str]) -> None:
@@ -358,7 +377,8 @@ def _kind_of_step(one: OptimizerRecord) -> str | None:
         return "skip"
     if one.nonfinite_tensors > 0 or one.nonfinite_after > 0:
         return "nonfinite_step"
-    return "norm_overflow" if math.isinf(one.grad_norm) else None
+    norm = one.grad_norm if one.shares is None else one.shares.grad_norm
+    return "norm_overflow" if math.isinf(norm) else None
 
 
 def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[str, Any]:
@@ -419,6 +439,16 @@ class _Names:
             for place, parameter in enumerate(group["params"])
         ]
         return tuple(names if rows is None else [names[row] for row in rows])
+
+
+def _told(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
+    """`owned` has a character for each parameter: 1 where this rank's part counts."""
+    owned = "".join("01"[each] for each in parts.owned)
+    told: dict[str, Any] = {"ranks": list(parts.ranks), "owned": owned}
+    if parts.unknown is not None:
+        place, why = parts.unknown
+        told["unknown"] = {"tensor": names[place] if place < len(names) else str(place), "why": why}
+    return told
 
 
 def _opened(folder: Path) -> SummaryWriter:

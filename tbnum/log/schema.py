@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ __all__ = [
     "PLUGIN_NAME",
     "RECORD_SUFFIX",
     "SEVERITIES",
+    "SHARD_COLUMNS",
     "SHARED_COLUMNS",
     "TABLE_REASONS",
     "TENSORS_SUFFIX",
@@ -101,6 +102,15 @@ OPTIMIZER_COLUMNS: tuple[Column, ...] = (
 )
 """Columns of each optimizer. One optimizer has them plain, several as `<optimizer>/<column>`."""
 
+SHARD_COLUMNS: tuple[Column, ...] = (
+    Column("grad_norm_shard", "this rank's share of grad_norm"),
+    Column("grad_norm_clipped_shard", "this rank's share of grad_norm_clipped, where no other column tells it"),
+    Column("param_norm_shard", "this rank's share of param_norm"),
+    Column("update_norm_shard", "this rank's share of update_norm"),
+)
+"""Besides, of an optimizer whose tensors are spread over ranks. The columns without `_shard` are unknown in each rank's
+record: squared, the shares of all ranks add up to them. `tbnum.log.ranks` puts them together."""
+
 # NaN is "unknown". Where a NaN may also be the measured value, another column tells that it was measured:
 # a loss where `micro_batches >= 1`, a norm where `nonfinite_tensors` is known.
 
@@ -131,7 +141,7 @@ HISTOGRAM_SOURCES = ("gradient", "parameter", "update", "activation", "activatio
 WHOLE_MODEL = "*"
 """In place of a tensor's name: all of them together."""
 
-_BY_NAME = {known.name: known for known in OPTIMIZER_COLUMNS + SHARED_COLUMNS}
+_BY_NAME = {known.name: known for known in SHARD_COLUMNS + OPTIMIZER_COLUMNS + SHARED_COLUMNS}
 
 
 def column(name: str) -> Column:
@@ -148,24 +158,25 @@ def column(name: str) -> Column:
     return Column(name, "")
 
 
-def step_columns(groups: Mapping[str, int]) -> tuple[str, ...]:
+def step_columns(groups: Mapping[str, int], sharded: Collection[str] = ()) -> tuple[str, ...]:
     """Names of the columns of a step, in their order on disk.
 
     `groups` gives for each optimizer, by name, how many parameter groups it has. With one optimizer its
     columns stand plain; with several each is prefixed by the optimizer's name, and the shared
-    `skipped` is true when any optimizer was skipped.
+    `skipped` is true when any optimizer was skipped. Those in `sharded` have `SHARD_COLUMNS` too.
     """
     shared = [column.name for column in SHARED_COLUMNS]
     if len(groups) == 1:
-        (count,) = groups.values()
+        ((optimizer, count),) = groups.items()
         shared.remove("skipped")
-        return tuple(shared + _optimizer_columns("", count))
-    own = [name for optimizer, count in groups.items() for name in _optimizer_columns(f"{optimizer}/", count)]
-    return tuple(shared + own)
+        return tuple(shared + _optimizer_columns("", count, optimizer in sharded))
+    for optimizer, count in groups.items():
+        shared += _optimizer_columns(f"{optimizer}/", count, optimizer in sharded)
+    return tuple(shared)
 
 
-def _optimizer_columns(prefix: str, groups: int) -> list[str]:
-    names = [prefix + column.name for column in OPTIMIZER_COLUMNS]
+def _optimizer_columns(prefix: str, groups: int, sharded: bool) -> list[str]:
+    names = [prefix + column.name for column in OPTIMIZER_COLUMNS + (SHARD_COLUMNS if sharded else ())]
     at = names.index(prefix + "lr") + 1
     names[at:at] = [f"{prefix}lr/{group}" for group in range(1, groups)]
     return names

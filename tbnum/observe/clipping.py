@@ -92,8 +92,10 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         finally:
             _inside.clip = False
         total_norm = bound.arguments["total_norm"] if name == _BY_GIVEN_NORM else result
+        is_2_norm = name == _BY_NORM and bound.arguments.get("norm_type", 2.0) == 2
         for observer, names in touched:
-            observer.clip_ended(names, max_norm, total_norm if isinstance(total_norm, Tensor) else None)
+            known = total_norm if isinstance(total_norm, Tensor) else None
+            observer.clip_ended(names, max_norm, known, is_2_norm=is_2_norm)
         return result
 
     return clip

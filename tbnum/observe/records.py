@@ -15,6 +15,7 @@ from tbnum.measure.histogram import TensorHistograms, histograms_of, total_histo
 from tbnum.measure.norms import TensorNorms, combine
 from tbnum.measure.statistics import STATISTICS, TensorStatistics
 from tbnum.observe.gradients import Gradients
+from tbnum.observe.shards import Layout, Parts
 from tbnum.observe.transfer import Number, Transfer
 
 __all__ = ["OptimizerRecord", "Sighting", "StepRecord"]
@@ -23,6 +24,16 @@ UNKNOWN = math.nan
 
 
 # -- what is handed on -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Shares:
+    """This rank's shares of an optimizer's norms: their squares add up over the ranks."""
+
+    grad_norm: float = UNKNOWN
+    grad_norm_clipped: float = UNKNOWN  # where it was measured
+    param_norm: float = UNKNOWN
+    update_norm: float = UNKNOWN
 
 
 @dataclass
@@ -45,6 +56,7 @@ class OptimizerRecord:
     lr: list[float] = field(default_factory=list)  # of each parameter group
     param_norm: float = UNKNOWN
     update_norm: float = UNKNOWN
+    shares: Shares | None = None  # in place of the norms of the whole, where tensors are spread over ranks
     grad_norms: np.ndarray | None = None  # (P,) float32, unscaled, before clipping
     columns: dict[str, np.ndarray] = field(default_factory=dict)  # (P,) each; at an interval, or of a step that failed
     histograms: dict[str, np.ndarray] = field(
@@ -186,7 +198,8 @@ class OpenOptimizer:
         self.backwards_before = 0  # of the step, when the gradients were unscaled
         self.seen: Gradients | None = None  # the gradients when they were last looked at
         self.found_inf: list[Number] = []
-        self.sharded = False  # gradients are DTensors: the norms are those of this rank's part alone
+        self.layout: Layout | None = None  # where tensors are spread over ranks: norms are of this rank's part alone
+        self.clip_is_derived = False  # a clip went by the norm of all ranks' parts, which no rank has
         self.parameters_nonfinite: Number | None = None
         self.lr: list[Number] = []
         self.snapshot: list[Tensor] = []  # the parameters as they were
@@ -280,20 +293,30 @@ def _landed(one: OpenOptimizer, tree: Mapping[str, Any]) -> OptimizerRecord:
     record.nonfinite_tensors = sum(before["nonfinite"])
     if tree["found_inf"] and not record.skipped:
         record.nonfinite_tensors = 0.0  # finite elements, whose norm is not
+    layout, shares = one.layout, Shares()
+    if layout is not None:
+        record.shares = shares
     if one.places:
         norms = _spread(one.parameters, one.places, one.before.norms, before["norms"])
         record.grad_norms = norms / before["divisor"] if before["divisor"] else np.full_like(norms, UNKNOWN)
-        # This rank's part of a sharded norm is no norm.
-        record.grad_norm = UNKNOWN if one.sharded else _ratio(combine(before["totals"]), before["divisor"])
+        if layout is None:
+            record.grad_norm = _ratio(combine(before["totals"]), before["divisor"])
+        else:
+            shares.grad_norm = _share(record.grad_norms, layout.gradients, one.places)
         if after is not None and one.after is not None:
             record.nonfinite_after = sum(after["nonfinite"])
             norms = _spread(one.parameters, one.places, one.after.norms, after["norms"])
+            if layout is not None and not record.skipped:
+                share = _share(norms, layout.gradients, one.places)
+                shares.grad_norm_clipped = _ratio(share, after["divisor"])
         if record.nonfinite_tensors > 0 or record.nonfinite_after > 0:
             without = np.isnan(norms)
             without[list(one.places)] = False
             record.nonfinite_rows = np.flatnonzero(~np.isfinite(norms) & ~without).tolist()
         _take_rows(record, one, tree["rows"])
         _take_change(record, one, tree["change"])
+    elif layout is not None and layout.has_flat_parameters:
+        shares.grad_norm = 0.0  # every parameter that has a gradient lies on other ranks
     if not record.skipped:  # else nothing of this batch reached the optimizer
         _take_clipping(record, one, math.prod(tree["coefficients"]), after)
     return record
@@ -302,8 +325,11 @@ def _landed(one: OpenOptimizer, tree: Mapping[str, Any]) -> OptimizerRecord:
 def _take_clipping(
     record: OptimizerRecord, one: OpenOptimizer, coefficient: float, after: Mapping[str, Any] | None
 ) -> None:
+    if record.shares is not None:
+        _take_clipping_of_shares(record, record.shares, one, coefficient)
+        return
     if after is not None:
-        record.grad_norm_clipped = UNKNOWN if one.sharded else _ratio(combine(after["totals"]), after["divisor"])
+        record.grad_norm_clipped = _ratio(combine(after["totals"]), after["divisor"])
     elif coefficient == 0 and record.nonfinite_tensors == 0:
         record.grad_norm_clipped = 0.0  # finite elements whose norm overflowed: clipping left nothing
     else:
@@ -312,6 +338,16 @@ def _take_clipping(
         record.clip_coef = _ratio(record.grad_norm_clipped, record.grad_norm)
     elif one.clipped:
         record.clip_coef = coefficient
+
+
+def _take_clipping_of_shares(record: OptimizerRecord, shares: Shares, one: OpenOptimizer, coefficient: float) -> None:
+    if one.uncertain:
+        record.clip_coef = _ratio(shares.grad_norm_clipped, shares.grad_norm)
+    elif not one.clip_is_derived:
+        if one.after is None:
+            shares.grad_norm_clipped = shares.grad_norm * coefficient
+        if one.clipped:
+            record.clip_coef = coefficient
 
 
 def _take_rows(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str, Any] | None) -> None:
@@ -332,9 +368,12 @@ def _take_change(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str,
     for source, measured in one.change.norms.items():
         norms = _spread(one.parameters, all_places, measured, tree["norms"][source])
         record.columns[f"{'param' if source == 'parameter' else source}_norm"] = norms
-    if not one.sharded:  # else these are norms of this rank's part
+    if one.layout is None or record.shares is None:
         record.param_norm = combine(record.columns["param_norm"].tolist())
         record.update_norm = combine(record.columns["update_norm"].tolist())
+    else:
+        record.shares.param_norm = _share(record.columns["param_norm"], one.layout.parameters, all_places)
+        record.shares.update_norm = _share(record.columns["update_norm"], one.layout.parameters, all_places)
     for source, histograms in one.change.histograms.items():
         _take_histograms(record, source, one.parameters, all_places, histograms, tree["histograms"][source])
 
@@ -363,6 +402,14 @@ def _spread(parameters: int, places: Sequence[int], norms: list[TensorNorms], va
     for each, value in zip(norms, values, strict=True):
         spread[np.asarray(places)[each.index]] = value
     return spread
+
+
+def _share(norms: np.ndarray, parts: Parts, places: Sequence[int]) -> float:
+    """Of (P,) norms, of which those at `places` are known: the norm of what this rank answers for."""
+    if parts.unknown is not None or len(parts.owned) != len(norms):
+        return UNKNOWN
+    counted = parts.mask if len(places) == len(norms) else [place for place in places if parts.owned[place]]
+    return float(np.linalg.norm(norms[counted].astype(np.float64)))
 
 
 def _ratio(value: float, by: float) -> float:

@@ -13,6 +13,7 @@ stepped or one steps again.
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import math
 import time
@@ -42,12 +43,22 @@ from tbnum.observe.records import (
     StepRecord,
     Update,
 )
+from tbnum.observe.shards import Layouts
 from tbnum.observe.transfer import Number, capturing, hold
 
 __all__ = ["StepObserver"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+class Cover(enum.Enum):
+    """What a clip covers of an optimizer's gradients."""
+
+    SOME = enum.auto()
+    ALL = enum.auto()
+    ALL_AND_NO_OTHERS = enum.auto()  # looked for only where tensors are spread over ranks
+
 
 MAX_PENDING = 256  # steps whose device values may be under way; a device is never that far behind its host
 
@@ -87,6 +98,7 @@ class StepObserver:
         verify_interval: int,
         tensor_interval: int,
         histogram_interval: int,
+        layouts: Layouts,
     ) -> None:
         self._optimizers = {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
         self._name_of = {id(optimizer): name for name, optimizer in optimizers.items()}
@@ -99,6 +111,7 @@ class StepObserver:
         self._verify_interval = verify_interval
         self._tensor_interval = tensor_interval
         self._histogram_interval = histogram_interval
+        self._layouts = layouts
         self.next_step = 0
         self._open: dict[str, OpenOptimizer] = {}
         self._losses: list[Number] = []
@@ -220,7 +233,7 @@ class StepObserver:
             one.uncertain = True
             one.seen = Gradients.of(optimizer)
             return
-        self._measure(one, Gradients.of(optimizer), 1.0)
+        self._measure(name, optimizer, Gradients.of(optimizer), 1.0)
 
     @_harmless
     def unscale_refused(self, optimizer: torch.optim.Optimizer) -> None:
@@ -333,7 +346,7 @@ class StepObserver:
             self._loss_scale = divisor
         gradients = Gradients.of(optimizer)
         if one.stage is Stage.COLLECTING:
-            self._measure(one, gradients, divisor)
+            self._measure(name, optimizer, gradients, divisor)
         elif self._must_look_again(one, gradients):
             one.after = _measured(gradients.tensors, divisor)
         if not one.places:
@@ -362,23 +375,23 @@ class StepObserver:
     # -- clipping ----------------------------------------------------------------------------------------------
 
     @_harmless
-    def clip_begins(self, parameters: Sequence[Tensor], max_norm: float | None) -> dict[str, bool]:
+    def clip_begins(self, parameters: Sequence[Tensor], max_norm: float | None) -> dict[str, Cover]:
         """Before gradients are clipped, by norm or (`max_norm` None) by value.
 
-        Returns the names of the optimizers that the clip touches, and whether it covers all of their gradients; to
-        be given to `clip_ended`.
+        Returns the names of the optimizers that the clip touches, and what of their gradients it covers; to be given
+        to `clip_ended`.
         """
         if capturing():
             return {}
         clipped = set(map(id, parameters))
-        touched = {}
+        touched: dict[str, Cover] = {}
         for name, optimizer in self.optimizers().items():
             its_own = parameters_of(optimizer)
             # Only then look at gradients: those of another loop may be written by another thread just now.
             if clipped.isdisjoint(map(id, its_own)):
                 continue
             if max_norm == math.inf:  # no clip: a way to ask for the norm, which multiplies by one
-                touched[name] = False
+                touched[name] = Cover.SOME
                 continue
             gradients = Gradients.of(optimizer)
             one = self._open.get(name)
@@ -386,8 +399,11 @@ class StepObserver:
                 if self.scaler is not None:
                     continue  # between step() and update() a clip changes nothing that counts
                 self._close_without_what_came_since()
-            touched[name] = all(id(its_own[place]) in clipped for place in gradients.places)
+            whole = all(id(its_own[place]) in clipped for place in gradients.places)
+            touched[name] = Cover.ALL if whole else Cover.SOME
             self._before_clip(name, optimizer, gradients, max_norm)
+            if whole and self._open[name].layout is not None and clipped.issubset(map(id, its_own)):
+                touched[name] = Cover.ALL_AND_NO_OTHERS
         return touched
 
     def _before_clip(
@@ -403,15 +419,18 @@ class StepObserver:
                 where = {"where": users_line(), "max_norm": max_norm, "loss_scale": _on_host(divisor)}
                 self._sight_once("clip_before_unscale", where, name)
             if one.stage is Stage.COLLECTING or scaler is None:
-                self._measure(one, gradients, divisor)  # without a scaler a later backward may have added to them
+                # Without a scaler a later backward may have added to them.
+                self._measure(name, optimizer, gradients, divisor)
             else:
                 one.uncertain = True
         one.clipped = True
 
     @_harmless
-    def clip_ended(self, touched: Mapping[str, bool], max_norm: float | None, total_norm: Tensor | None) -> None:
-        """After the clip. `total_norm` is the norm that the clip went by."""
-        for name, whole in touched.items():
+    def clip_ended(
+        self, touched: Mapping[str, Cover], max_norm: float | None, total_norm: Tensor | None, *, is_2_norm: bool
+    ) -> None:
+        """After the clip. `total_norm` is the norm that the clip went by; `is_2_norm` only where that is sure."""
+        for name, cover in touched.items():
             one = self._open.get(name)
             if one is None:
                 continue
@@ -420,7 +439,16 @@ class StepObserver:
                 continue
             if max_norm is not None:
                 one.max_norms.add(max_norm)
-            if not whole or max_norm is None or total_norm is None or hasattr(total_norm, "_local_tensor"):
+            if cover is Cover.SOME or max_norm is None or total_norm is None:
+                one.uncertain = True
+            elif hasattr(total_norm, "_local_tensor"):
+                # Its value may take a collective. It is the norm before the clip, which the reader of the log has.
+                exact = is_2_norm and cover is Cover.ALL_AND_NO_OTHERS
+                if exact and not (one.coefficients or one.clip_is_derived):
+                    one.clip_is_derived = True
+                else:
+                    one.uncertain = True
+            elif one.clip_is_derived:
                 one.uncertain = True
             else:
                 one.coefficients.append(_coefficient(max_norm, hold(total_norm)))
@@ -510,16 +538,17 @@ class StepObserver:
 
     # -- measuring ---------------------------------------------------------------------------------------------
 
-    def _measure(self, one: OpenOptimizer, gradients: Gradients, divisor: Number) -> None:
+    def _measure(self, name: str, optimizer: torch.optim.Optimizer, gradients: Gradients, divisor: Number) -> None:
         """The norms of the gradients as they are now, before clipping; forgets an earlier measurement."""
+        one, interval_is_over = self._opened(name), self.next_step % self._tensor_interval == 0
         one.parameters, one.places, one.seen = gradients.parameters, gradients.places, gradients
-        one.sharded = any(hasattr(gradient, "_local_tensor") for gradient in gradients.tensors)
+        one.layout = self._layouts.of(name, optimizer, gradients, look_again=interval_is_over)
         one.before = _measured(gradients.tensors, divisor)
         one.coefficients, one.max_norms = [], set()
-        one.clipped = one.uncertain = False
+        one.clipped = one.uncertain = one.clip_is_derived = False
         one.stage = Stage.MEASURED
         failed = any(isinstance(count, float) and count > 0 for count in one.before.nonfinite)
-        if failed or self.next_step % self._tensor_interval == 0:
+        if failed or interval_is_over:
             self._look_closely(one, gradients, divisor)
 
     def _look_closely(self, one: OpenOptimizer, seen: Gradients, divisor: Number) -> None:
