@@ -31,6 +31,7 @@ from tbnum.observe.modules import ActivationWatch, Sentinels
 from tbnum.observe.optimizer import observe_optimizer
 from tbnum.observe.replay import Origin, replay
 from tbnum.observe.rewind import StepStarts
+from tbnum.observe.shards import Layouts
 from tbnum.observe.steps import StepObserver
 from tbnum.observe.transfer import hold
 from tbnum.recorder import Recorder
@@ -158,6 +159,7 @@ class Monitor:
             verify_interval=scalar_interval,
             tensor_interval=tensor_interval,
             histogram_interval=histogram_interval,
+            layouts=Layouts(list(modules.values()), self._recorder.on_layout),
         )
         devices = {parameter.device for each in optimizers.values() for parameter in parameters_of(each)}
         self._starts = StepStarts(scaler, devices)
@@ -349,6 +351,10 @@ class Monitor:
         for kind, optimizer, data in lost_state(past, step, optimizers, scale, expected):
             self._observer.sight(kind, data, optimizer)
         self._recorder.redraw(past, step)
+
+    def call_when_closed(self, release: Callable[[], None]) -> None:
+        """`close()` calls `release` as well: for hooks that an integration adds. It may be called twice."""
+        self._releases.append(release)
 
     def _release(self) -> None:
         for release in self._releases:
