@@ -1,22 +1,23 @@
-"""The README's code does what the README says."""
+"""The README's code does what the README says, and the page on the record explains everything in it."""
 
 from __future__ import annotations
 
-import re
-import textwrap
 from pathlib import Path
 
+import pytest
 import torch
 from torch.nn import functional as F
 
 import tbnum
+from tests.pages import DOCS, ROOT, run_page
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-BLOCKS = [textwrap.dedent(code) for code in re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)]
+RECORD = (DOCS / "record.md").read_text(encoding="utf-8")
 
 
-def test_the_example_records_each_of_its_steps_and_the_notebook_reads_them(tmp_path: Path) -> None:
-    example, notebook, tensors = BLOCKS
+def test_the_example_records_each_of_its_steps_and_the_notebook_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
     torch.manual_seed(0)
     names = {
         "torch": torch,
@@ -24,26 +25,20 @@ def test_the_example_records_each_of_its_steps_and_the_notebook_reads_them(tmp_p
         "model": torch.nn.Linear(4, 3),
         "batches": [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(5)],
     }
-    exec(example.replace('"cuda"', '"cpu"').replace('"runs/gpt"', repr(str(tmp_path / "gpt"))), names)
-    names["monitor"].close()
-
-    reading = {"tbnum": tbnum, **names}
-    exec(notebook.replace('"runs"', repr(str(tmp_path))), reading)
-    exec(tensors, reading)
-    run = tbnum.read(tmp_path)["gpt"]
+    run_page(ROOT / "README.md", names, capsys)
+    run = tbnum.read("runs")["gpt"]
     assert run.steps["step"].tolist() == [0, 1, 2, 3, 4]
     assert (run.steps["max_norm"] == 1.0).all()
 
 
-def test_every_column_of_a_run_is_explained(tmp_path: Path) -> None:
+def test_every_column_of_a_run_is_explained() -> None:
     from tbnum.log.schema import step_columns
 
-    table = README.split("## What the columns mean")[1].split("## The log")[0]
-    unexplained = [name for name in step_columns({"optimizer": 2}) if f"`{name}`" not in table]
-    assert unexplained == []
+    assert [name for name in step_columns({"optimizer": 2}) if f"`{name}`" not in RECORD] == []
 
 
-def test_every_cause_is_explained() -> None:
+def test_every_cause_and_kind_of_event_is_explained() -> None:
     from tbnum.explain import CAUSES
+    from tbnum.log.schema import EVENT_KINDS
 
-    assert [cause for cause in CAUSES if f"`{cause}`" not in README] == []
+    assert [name for name in (*CAUSES, *EVENT_KINDS) if f"`{name}`" not in RECORD] == []

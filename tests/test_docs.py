@@ -1,0 +1,77 @@
+"""What the pages in docs/ show works, and what they refer to is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tbnum
+from tests.loops import OPTIMIZERS, Half, batches, train
+from tests.pages import DOCS, ROOT, a_model, blocks, difference, run_page, some_batches
+
+PAGES = sorted(DOCS.glob("*.md"))
+RUN = [page for page in PAGES if any(block.language in ("python", "console") for block in blocks(page))]
+
+
+def overflowing_run(logdir: Path, *, steps: int = 120, bad: tuple[int, ...] = (60,)) -> None:
+    """A run in float16 whose scale comes down over the first steps, with a batch that overflows where `bad` says."""
+    torch.manual_seed(0)
+    model = Half()
+    optimizer = OPTIMIZERS["AdamW"](model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=500)
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=logdir, tensor_interval=20):
+        train(model, optimizer, scaler, batches(steps, bad=bad), max_norm=1.0)
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_what_the_page_shows_works(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    if page.stem in ("notebook", "ci"):
+        overflowing_run(tmp_path / "gpt")
+    names: dict[str, Any] = {"torch": torch, "F": F, "model": a_model(), "batches": some_batches(40)}
+    run_page(page, names, capsys)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub and MkDocs make them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_navigation_and_in_the_list_of_pages() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    names = [page.name for page in PAGES]
+    assert [name for name in names if name not in navigation] == []
+    assert [name for name in names if name != "index.md" and f"({name})" not in index] == []
+
+
+def test_output_is_compared_but_for_numbers_and_what_is_left_out() -> None:
+    printed = "gpt  (took 1.2 s)\n  steps  40\n  loss scale  2^16\n"
+    assert difference("gpt  (took 3 s)\n...\n  loss scale  2^18\n", printed) is None
+    assert difference("gpt  (took ...)\n  steps  7", printed) is None
+    assert difference("  loss scale  2^16\n  steps  40\n", printed) is not None
+    assert difference("  skipped  40\n", printed) is not None
