@@ -223,6 +223,15 @@ class Monitor:
         """Clip the gradients of all wrapped parameters together; see `tbnum.clip_grad_norm_`.
 
         With an enabled scaler, gradients that still carry the loss scale are unscaled first.
+
+        Returns:
+            The norm before clipping, 0-dim, unscaled.
+
+        Costs:
+            Two passes over the gradients, and `unscale_` where it was not called; no host sync.
+
+        Raises:
+            ValueError: `max_norm` is negative or NaN.
         """
         if not float(max_norm) >= 0:
             clip_grad_norm_([], max_norm)  # its error, before anything is unscaled
@@ -257,7 +266,7 @@ class Monitor:
             ValueError: no `model` was given to `wrap`; a batch without tensors.
             RuntimeError: several processes train together, or an optimizer steps inside of backward; or the closure
                 ran no backward, or stepped an optimizer.
-            Whatever the closure raises.
+            Exception: whatever the closure raises.
         """
         modules = {name: module for name, ref in self._modules.items() if (module := ref()) is not None}
         open_step = self._observer.backward_began or self._starts.last is None
@@ -286,7 +295,11 @@ class Monitor:
     def on_event(self, callback: Callable[[Event], None]) -> None:
         """Call `callback(event)` for each event as it becomes known, explained by what is known then.
 
-        It runs on the training thread. An exception in it is reported once and does not reach the loop.
+        It runs on the training thread. An exception in it is reported once and does not reach the loop. On a device
+        a step may be known a little after it closed.
+
+        Raises:
+            TypeError: `callback` cannot be called.
         """
         if not callable(callback):
             raise TypeError(f"on_event() takes a function of one event, not {callback!r}.")
@@ -361,7 +374,10 @@ class Monitor:
             release()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs so that a resumed run goes on in the same record."""
+        """What a checkpoint needs so that a resumed run goes on in the same record: a few numbers and a text.
+
+        Waits for the device. `torch.save` and `torch.load(weights_only=True)` take it.
+        """
         self._observer.drain(wait=True)
         scaler = None if self._scaler is None else self._scaler()
         return {
@@ -374,6 +390,8 @@ class Monitor:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the checkpoint with this state was written: steps recorded after it are superseded.
+
+        To be called before the first step of the session, in any order with the other parts of the checkpoint.
 
         Raises:
             ValueError: not a state of a monitor, or one of a newer tbnum.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,11 @@ from tests.pages import DOCS, ROOT, a_model, blocks, difference, run_page, some_
 
 PAGES = sorted(DOCS.glob("*.md"))
 RUN = [page for page in PAGES if any(block.language in ("python", "console") for block in blocks(page))]
+PUBLIC = [
+    *(f"tbnum.{name}" for name in tbnum.__all__ if name != "__version__"),
+    *(f"tbnum.Monitor.{name}" for name in vars(tbnum.Monitor) if not name.startswith("_")),
+    *(f"tbnum.log.reader.Run.{name}" for name in ("steps", "events", "tensors", "histograms", "meta")),
+]
 
 
 def overflowing_run(logdir: Path, *, steps: int = 120, bad: tuple[int, ...] = (60,)) -> None:
@@ -67,6 +75,20 @@ def test_every_page_is_in_the_navigation_and_in_the_list_of_pages() -> None:
     names = [page.name for page in PAGES]
     assert [name for name in names if name not in navigation] == []
     assert [name for name in names if name != "index.md" and f"({name})" not in index] == []
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("zensical", reason="pip install tbnum[docs]")
+    for name in ("docs", "tbnum", "mkdocs.yml"):  # it writes beside its settings
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
+    )
+    assert done.returncode == 0 and "griffe" not in done.stdout, done.stdout
+    api = (tmp_path / "site/api/index.html").read_text(encoding="utf-8")
+    undocumented = [name for name in PUBLIC if f'id="{name}"' not in api]
+    assert undocumented == []
 
 
 def test_output_is_compared_but_for_numbers_and_what_is_left_out() -> None:

@@ -102,7 +102,7 @@ def replay(
         RuntimeError: it could not keep its promise, and ran nothing: several processes train together, an optimizer
             steps inside of backward, a parameter is not initialized. Or the closure ran no backward, or stepped an
             optimizer; everything is as it was then, too.
-        Whatever the closure raises.
+        Exception: whatever the closure raises.
     """
     optimizers = list(optimizers)
     _check(closure, models, optimizers)
