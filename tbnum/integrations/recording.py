@@ -1,0 +1,128 @@
+"""What the callbacks share: a training of a framework's is a recording, and no trouble of ours reaches its trainer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tbnum.arguments import check_intervals, checked_folder
+from tbnum.monitor import Monitor, wrap
+from tbnum.observe.caller import warn
+
+__all__ = ["Recording", "harmless", "same_folder"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_FOUND = ("optimizer", "scaler", "logdir", "writer", "model")  # arguments of wrap that the framework tells
+OPTIONS = tuple(name for name in inspect.signature(wrap).parameters if name not in _FOUND)
+
+
+def harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """A hook that a framework calls: what goes wrong in it is a warning, and training goes on."""
+
+    @functools.wraps(method)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            warn(f"tbnum's {method.__name__} failed, and training goes on ({type(error).__name__}: {error}).")
+            return None
+
+    return called
+
+
+class Recording:
+    """The monitor of one training after the other, from when a trainer begins until it ends.
+
+    Raises, when it is made:
+        TypeError: an option that `tbnum.wrap` does not have.
+        ValueError: a value that `tbnum.wrap` refuses.
+    """
+
+    def __init__(self, logdir: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
+        unknown = [name for name in options if name not in OPTIONS]
+        if unknown:
+            raise TypeError(
+                f"{', '.join(unknown)}: no option of NumericsCallback, which takes logdir, {', '.join(OPTIONS)}."
+            )
+        check_intervals(**{name: value for name, value in options.items() if name.endswith("_interval")})
+        if logdir is not None:
+            checked_folder(logdir, None)
+        self.logdir = logdir
+        self.options = dict(options)
+        self.monitor: Monitor | None = None
+        self._state: dict[str, Any] | None = None
+
+    def begin(
+        self,
+        optimizer: Any,
+        scaler: torch.amp.GradScaler | None,
+        model: nn.Module,
+        *,
+        folder: str | os.PathLike[str] | None,
+        writer: Any = None,
+        resumed: bool,
+    ) -> None:
+        """Record a training: in `logdir`, else through `writer`, the framework's own, else in `folder`.
+
+        `resumed`: it goes on where the state that was restored last, or the last training, left off.
+        Gives a warning, and no recording, where that cannot be.
+        """
+        self.end()
+        state, self._state = self._state, None
+        logdir = folder if self.logdir is None else self.logdir
+        if writer is not None and (self.logdir is None or same_folder(self.logdir, writer.log_dir)):
+            where = {"writer": writer}  # a second event writer in its folder would make TensorBoard lose one of the two
+        elif logdir is not None:
+            where = {"logdir": logdir}
+        else:
+            warn(
+                "tbnum records nothing of this training: the trainer has no logger with a folder to write beside. "
+                "Give one: NumericsCallback(logdir='runs/name')."
+            )
+            return
+        try:
+            self.monitor = wrap(optimizer, scaler, model=model, **where, **self.options)
+        except Exception as error:
+            warn(f"tbnum records nothing of this training: {error}")
+            return
+        if resumed and state is not None:
+            try:
+                self.monitor.load_state_dict(state)
+            except ValueError as error:
+                warn(f"tbnum goes on without the monitor's state in the checkpoint: {error}")
+
+    def log_loss(self, loss: Tensor) -> None:
+        if self.monitor is not None:
+            self.monitor.log_loss(loss)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Close the monitor; `error` is what ended the training. Its state stays."""
+        monitor = self.monitor
+        if monitor is not None:
+            self._state = self.state()
+            self.monitor = None
+            monitor.__exit__(None if error is None else type(error), error, None)
+
+    def state(self) -> dict[str, Any] | None:
+        """For a checkpoint: plain values. None before the first training. Waits for the device."""
+        return self._state if self.monitor is None else self.monitor.state_dict()
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """What `state()` gave for the checkpoint that the next training resumes from; None where it gave nothing."""
+        self._state = None if state is None else dict(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, of a trainer that is copied or sent to another process, is not the one that records."""
+        return {**self.__dict__, "monitor": None}
+
+
+def same_folder(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(os.path.expanduser(other))

@@ -1,0 +1,117 @@
+"""Transformers: `Trainer(..., callbacks=[NumericsCallback()])`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+from tbnum.integrations.accelerate import check_supported, observe_backward
+from tbnum.integrations.framework import framework
+from tbnum.integrations.recording import Recording, harmless
+from tbnum.monitor import Monitor
+from tbnum.observe.caller import warn
+
+__all__ = ["NumericsCallback"]
+
+framework("transformers", "transformers")
+
+from transformers.integrations import TensorBoardCallback  # noqa: E402  (its version is checked first)
+from transformers.trainer_callback import CallbackHandler, ExportableState, TrainerCallback  # noqa: E402
+
+
+class NumericsCallback(TrainerCallback, ExportableState):
+    """Records the numerics of a training; model and Trainer stay as they are.
+
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[NumericsCallback()])
+
+    With and without mixed precision, with accumulation, clipping, DDP and FSDP. Its state is in each checkpoint's
+    `trainer_state.json`, so that `train(resume_from_checkpoint=...)` goes on in the same record.
+
+    Args:
+        logdir: folder of the run. Without it that of the Trainer's TensorBoardCallback, through its writer, and
+            `<output_dir>/tbnum` where there is none or several processes train.
+        options: those of `tbnum.wrap`.
+
+    Costs what `tbnum.wrap` does. Where a training cannot be recorded, a warning says why, and it runs all the same.
+
+    Raises:
+        TypeError: an option that `tbnum.wrap` does not have.
+        ValueError: a value that `tbnum.wrap` refuses.
+    """
+
+    def __init__(self, logdir: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        self._recording = Recording(logdir, options)
+        self._has_begun = False
+        self.saved: Any = None  # set where the Trainer restores callbacks; on_train_begin reads it from its state
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """The monitor of the training that runs; None before and after."""
+        return self._recording.monitor
+
+    def state(self) -> dict[str, Any]:
+        """Of this callback, for the Trainer's checkpoint: plain values."""
+        logdir = self._recording.logdir
+        arguments = {"logdir": None if logdir is None else os.fspath(logdir), **self._recording.options}
+        return {"args": arguments, "attributes": {"saved": _state(self._recording)}}
+
+    @harmless
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._recording.end()  # the last training may have ended in an exception
+        self._has_begun = False
+        # A checkpoint that was written without this callback lacks it here, and the Trainer would fail to write one.
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, {"attributes": {}})
+        ours = saved[0] if isinstance(saved, list) else saved
+        self._recording.restore(ours["attributes"].get("saved"))
+
+    @harmless
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first epoch every callback's `on_train_begin` has run: TensorBoard's opens its writer there."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        optimizer = kwargs["optimizer"]
+        try:
+            check_supported(getattr(getattr(optimizer, "accelerator_state", None), "distributed_type", None))
+        except ValueError as error:
+            warn(f"tbnum records nothing of this training: {error}")
+            return
+        folder = os.path.join(args.output_dir, "tbnum", state.trial_name or "")
+        # Its folder is named by the time, which the other processes do not know.
+        writer = _tensorboard_writer(self) if args.world_size == 1 else None
+        scaler = getattr(optimizer, "scaler", None)
+        resumed = state.global_step > 0
+        self._recording.begin(optimizer, scaler, kwargs["model"], folder=folder, writer=writer, resumed=resumed)
+        if self.monitor is not None:
+            observe_backward(self.monitor, optimizer)
+
+    @harmless
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_training_stop and self.monitor is not None:
+            self.monitor.flush()  # TensorBoard's callback may close its writer before this one's on_train_end
+
+    @harmless
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._recording.end()
+
+
+@harmless
+def _state(recording: Recording) -> dict[str, Any] | None:
+    return recording.state()
+
+
+def _tensorboard_writer(callback: NumericsCallback) -> Any:
+    """The writer of the Trainer's TensorBoardCallback, None where there is none.
+
+    The Trainer shows its callbacks to none of them: they are in the handler, which calls them.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        handler = frame.f_locals.get("self")
+        if isinstance(handler, CallbackHandler) and callback in handler.callbacks:
+            writers = [each.tb_writer for each in handler.callbacks if isinstance(each, TensorBoardCallback)]
+            return next((writer for writer in writers if writer is not None), None)
+        frame = frame.f_back
+    return None
