@@ -44,8 +44,8 @@ class Clock:
 
     Clocked are the hooks that tbnum registers with torch, what clipping and the scaler tell the observer, and
     `log_loss`. Not clocked is what surrounds the observer in a seen clip and a swapped scaler: some microseconds a
-    step. A pass is a call of a function in `tbnum.measure` whose name ends in `_of`, of `_foreach_sub` and of the copy
-    of a parameter; what these need of Python is in them. It has to be opened before `tbnum.wrap`.
+    step. A pass is a call of a function in `tbnum.measure` whose name ends in `_of`; what it needs of Python is in it.
+    The clock has to be opened before `tbnum.wrap`.
     """
 
     def __init__(self) -> None:
@@ -79,14 +79,11 @@ class Clock:
         self._replace(tbnum.monitor.Monitor, "log_loss", self._entry(tbnum.monitor.Monitor.log_loss))
         self._replace(grad_scaler, "_follow_all", self._entry(grad_scaler._follow_all))
         self._replace(writer._Sink, "round", self._background_round(writer._Sink.round))
-        self._replace(torch, "_foreach_sub", self._pass(torch._foreach_sub))
         for name, module in list(sys.modules.items()):
             if name.startswith("tbnum."):
                 for each, value in list(vars(module).items()):
                     origin = getattr(value, "__module__", "")
-                    if (callable(value) and origin.startswith("tbnum.measure.") and each.endswith("_of")) or (
-                        each == "_wide" and origin.startswith("tbnum.observe.")
-                    ):
+                    if callable(value) and origin.startswith("tbnum.measure.") and each.endswith("_of"):
                         self._replace(module, each, self._pass(value))
 
     def _replace(self, owner: Any, name: str, by: Any) -> None:

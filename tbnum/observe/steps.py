@@ -25,6 +25,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from tbnum.measure.change import changes_of, copies_of
 from tbnum.measure.chunks import stored
 from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import statistics_of
@@ -354,7 +355,7 @@ class StepObserver:
         else:
             self._without_gradients.discard(name)
         if self.next_step % self._tensor_interval == 0:
-            one.snapshot = [parameter.detach().clone() for parameter in local(parameters_of(optimizer))]
+            one.snapshot = copies_of(local(parameters_of(optimizer)))
         one.stage = Stage.STEPPING
 
     @_harmless
@@ -570,12 +571,10 @@ class StepObserver:
         return one.clipped and self.next_step % self._verify_interval == 0
 
     def _measure_update(self, one: OpenOptimizer, optimizer: torch.optim.Optimizer) -> None:
-        changes, one.snapshot = one.snapshot, []
+        before, one.snapshot = one.snapshot, []
         after = [parameter.detach() for parameter in local(parameters_of(optimizer))]
-        if len(after) == len(changes):  # else the step itself added a group
-            # In place, for memory: the sign does not matter. A difference of two numbers of the same type is exact
-            # where they are within a factor of two of each other, as a parameter and its update nearly always are.
-            torch._foreach_sub_(changes, after)
+        if len(after) == len(before):  # else the step itself added a group
+            changes = changes_of(before, after)
             norms = {"parameter": norms_of(after), "update": norms_of(changes)}
             due = self._histograms_due()
             histograms = {"parameter": Histograms.of(after, due), "update": Histograms.of(changes, due)}
