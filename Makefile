@@ -2,6 +2,8 @@
 # make demo       trains a small GPT on this machine and serves TensorBoard (SERVE=0: prints the report instead)
 # make bench      what tbnum costs, beside the bare loop and its peers: 15 minutes (BENCH_ARGS=--quick: 2)
 # make lint       ruff, mypy, tsc
+# make docs       builds the pages in docs/ into site/
+# make dist       builds the wheel and the source distribution, and tries both where there is no npm
 # make frontend   puts uPlot into the plugin's static/vendor/
 # make clean      removes what these made, but no runs
 #
@@ -25,7 +27,7 @@ ifndef NAME
 NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: help test demo bench lint frontend clean
+.PHONY: help test demo bench lint docs dist frontend clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -61,12 +63,21 @@ bench: $(VENV)/for-bench $(VENV)/browser
 	@for part in overhead log panel; do \
 		python -m benchmarks.$$part --json benchmarks/results/$$part.json $(BENCH_ARGS) || exit 1; done
 
+docs: $(VENV)/for-tests
+	@zensical build --strict --clean
+	@echo "The pages: file://$(CURDIR)/site/index.html"
+
+dist: $(VENV)/for-tests
+	@rm -rf dist
+	@python -m build --outdir dist .
+	@for file in dist/*; do python -m tests.clean_install "$$file" || exit 1; done
+
 frontend: $(VENV)/node
 	@python setup.py --quiet build_frontend
 	@ls plugins/tensorboard_plugin_tbnum/static/vendor
 
 clean:
-	rm -rf $(VENV) node_modules build dist *.egg-info plugins/tensorboard_plugin_tbnum/static/vendor
+	rm -rf $(VENV) node_modules build dist site .cache *.egg-info plugins/tensorboard_plugin_tbnum/static/vendor
 	rm -rf .pytest_cache .ruff_cache .mypy_cache test-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -86,7 +86,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
     )
     assert done.returncode == 0 and "griffe" not in done.stdout, done.stdout
-    api = (tmp_path / "site/api/index.html").read_text(encoding="utf-8")
+    api = (tmp_path / "site/api.html").read_text(encoding="utf-8")
     undocumented = [name for name in PUBLIC if f'id="{name}"' not in api]
     assert undocumented == []
 
