@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from tbnum.log.schema import Event
+from tbnum.log.schema import Event, measured
 
 __all__ = [
     "JSON_VERSION",
@@ -42,14 +42,9 @@ JSON_VERSION = 1
 
 def _measured_nan(run: Exported, name: str) -> np.ndarray:
     """Where a NaN of a column is a measured one: (S,) bool. Everywhere else it means unknown."""
-    *prefix, column = name.split("/")
     nan = np.isnan(run.steps[name])
-    if column == "loss" and "micro_batches" in run.steps:
-        return nan & (run.steps["micro_batches"] >= 1)
-    count = "/".join([*prefix, "nonfinite_tensors"])
-    if column in ("grad_norm", "grad_norm_clipped") and count in run.steps:
-        return nan & ~np.isnan(run.steps[count])
-    return np.zeros_like(nan)
+    known = measured(name, run.steps)
+    return np.zeros_like(nan) if known is None else nan & known
 
 
 ROWS_AT_ONCE = 20_000  # as text in memory at once

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tbnum.explain import CAUSES, Finding, NextOverflow, findings, next_overflow
-from tbnum.explain.record import Part, Record
+from tbnum.explain.record import Part, Record, attempts, is_plain
 from tbnum.explain.summary import group_events, summarize, worth_reading
 from tbnum.explain.words import count_text, duration_text, number_text, scale_text, share_text
 from tbnum.export import as_records
+from tbnum.log.files import RemotePath
 from tbnum.log.reader import Run
 from tbnum.log.schema import Event
 
-__all__ = ["EVENTS_SHOWN", "Report", "print_event", "print_finding", "print_report"]
+__all__ = ["EVENTS_SHOWN", "Report", "plain_source", "print_event", "print_finding", "print_report"]
 
 WIDTH = 100
 EVENTS_SHOWN = 20
@@ -54,7 +55,10 @@ class Report:
 
     @property
     def title(self) -> str:
-        return os.path.basename(os.path.abspath(self.run.folder)) if self.name == "." else self.name
+        if self.name != ".":
+            return self.name
+        folder = self.run.folder
+        return folder.name if isinstance(folder, RemotePath) else os.path.basename(os.path.abspath(folder))
 
     @property
     def ended(self) -> str | None:
@@ -80,8 +84,10 @@ class Report:
         skipped = summary["skipped"]
         rows = [
             ("steps", f"{summary['steps']:,}  ({summary['first_step']} to {summary['last_step']})"),
-            ("skipped", f"{skipped['steps']:,}  ({share_text(skipped['steps'], summary['steps'])})"),
+            ("skipped", self._skipped_text(skipped)),
         ]
+        if is_plain(self.record):
+            rows.insert(0, ("source", plain_source(self.run.meta)))
         if loss := summary["loss"]:
             text = f"first {number_text(loss['first'])}   last {number_text(loss['last'])}"
             if loss["best"] is not None:
@@ -104,15 +110,33 @@ class Report:
             rows.append(("ahead", self.expected.message))
         return rows
 
+    def _skipped_text(self, skipped: Mapping[str, Any]) -> str:
+        count = skipped["steps"]
+        if count is None:
+            seen = sum(row["skips"] for row in skipped["causes"].values())
+            return "unknown: no loss scale is logged" + (f"; {seen:,} at least, by the gradient norm" if seen else "")
+        text = f"{count:,}  ({share_text(count, attempts(self.record))})"
+        return f"at least {text}, inferred" if skipped["inferred"] else text
+
     def as_json(self) -> dict[str, Any]:
         return {
             "run": self.name,
+            "source": self.run.meta.get("source", "tbnum"),
             "ended": self.ended,
             **self.summary,
             "next_overflow": None if self.expected is None else dataclasses.asdict(self.expected),
             "problems": self.run.problems,
             "events": as_records(self.events),
         }
+
+
+def plain_source(meta: Mapping[str, Any]) -> str:
+    """Where a run that never used tbnum was read from, and how much its log can tell."""
+    whose = f" of {meta['system']}" if meta["system"] else ""
+    every = "every step" if meta["every"] == 1 else f"one step of {meta['every']:,}"
+    axis = f"; x in samples, {meta['numbering']['unit']:,} a step" if meta["x"] == "samples" else ""
+    tags = ", ".join(f"{column} from {tag!r}" for column, tag in meta["tags"].items())
+    return f"TensorBoard scalars{whose}, {every}{axis}: {tags}; what is not logged is inferred or unknown"
 
 
 def print_report(report: Report, logdir: str) -> None:

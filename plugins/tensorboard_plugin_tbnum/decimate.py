@@ -8,12 +8,12 @@ view starts or how far a run has come: a chart that is drawn anew with every pol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from tbnum.log.schema import lr_columns
+from tbnum.log.schema import lr_columns, measured
 
 __all__ = [
     "Buckets",
@@ -178,22 +178,6 @@ def nonfinite(values: np.ndarray, lo: int, hi: int, measured: np.ndarray | None 
     if measured is not None:
         found |= np.isnan(part) & measured[lo:hi]
     return np.flatnonzero(found) + lo
-
-
-def measured(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """(S,) bool: where a NaN in column `name` was measured. None: nowhere, each NaN of it is an unknown value.
-
-    The rule of the log: a loss was measured where `micro_batches >= 1`, a gradient norm where the `nonfinite_tensors`
-    of the same optimizer is known.
-    """
-    prefix, slash, base = name.rpartition("/")
-    if name == "loss" and "micro_batches" in columns:
-        with np.errstate(invalid="ignore"):
-            return columns["micro_batches"] >= 1
-    witness = prefix + slash + "nonfinite_tensors"
-    if base in ("grad_norm", "grad_norm_clipped") and witness in columns:
-        return ~np.isnan(columns[witness])
-    return None
 
 
 def wide_columns(names: Iterable[str]) -> set[str]:

@@ -18,6 +18,7 @@ from tbnum.explain.predict import NextOverflow, next_overflow
 from tbnum.explain.record import Later, LivePast, Record, RecordedPast, complete_events, first_step, look_ahead
 from tbnum.explain.rules import CAUSES, Rules
 from tbnum.explain.words import as_float
+from tbnum.log.inferred import Numbering
 from tbnum.log.schema import Event
 
 __all__ = ["CAUSES", "Finding", "LiveExplainer", "NextOverflow", "explain_run", "findings", "next_overflow"]
@@ -38,7 +39,7 @@ def explain_run(run: Record) -> list[Event]:
     look = CloseLook(run)
     rules = Rules(RecordedPast(run.steps, look), run.meta, first_step(run))
     explained: list[Event] = []
-    for event, later in zip(events, look_ahead(events, last_step), strict=True):
+    for event, later in zip(events, look_ahead(events, last_step, Numbering.of(run.meta)), strict=True):
         explained += _explain(event, rules, later, look)
     return explained
 

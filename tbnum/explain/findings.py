@@ -10,7 +10,7 @@ import numpy as np
 from tbnum.explain.curve_findings import curve_findings
 from tbnum.explain.finding import Finding
 from tbnum.explain.messages import SEVERITY
-from tbnum.explain.record import Record
+from tbnum.explain.record import Record, attempts, is_plain
 from tbnum.explain.rules import BENIGN
 from tbnum.explain.tensor_findings import tensor_findings
 from tbnum.explain.thresholds import (
@@ -21,9 +21,9 @@ from tbnum.explain.thresholds import (
     SKIP_RATE_WARNING,
 )
 from tbnum.explain.words import count_text, duration_text, number_text, share_text
-from tbnum.log.schema import SEVERITIES, Event
+from tbnum.log.schema import SEVERITIES, Event, measured
 
-__all__ = ["Finding", "clipped_steps", "find", "nonfinite_losses", "wasted_seconds"]
+__all__ = ["Finding", "clipped_steps", "find", "nonfinite_losses", "skipped_steps", "wasted_seconds"]
 
 MISUSE = {
     "no_gradients": "The optimizer stepped without gradients",
@@ -69,8 +69,9 @@ def nonfinite_losses(record: Record) -> np.ndarray:
     loss = steps.get("loss")
     if loss is None:
         return np.empty(0, np.int64)
-    measured = steps.get("micro_batches", np.zeros(len(loss))) >= 1
-    return np.flatnonzero(np.isinf(loss) | (np.isnan(loss) & measured))
+    known = measured("loss", steps)
+    nonfinite = np.isinf(loss)
+    return np.flatnonzero(nonfinite if known is None else nonfinite | (np.isnan(loss) & known))
 
 
 def clipped_steps(record: Record, prefix: str = "") -> tuple[int, int]:
@@ -89,8 +90,19 @@ def wasted_seconds(record: Record) -> float:
     wall_time, skipped = record.steps.get("wall_time", np.empty(0)), record.steps.get("skipped")
     if skipped is None or len(wall_time) < 2:
         return 0.0
-    usual = float(np.median(np.diff(wall_time)))
-    return max(usual, 0.0) * int(np.count_nonzero(skipped))
+    rows_a_step = (len(wall_time) - 1) / max(1, attempts(record) - 1)  # below 1 where not every step was logged
+    usual = float(np.median(np.diff(wall_time))) * rows_a_step
+    return max(usual, 0.0) * (skipped_steps(record) or 0)
+
+
+def skipped_steps(record: Record) -> int | None:
+    """Steps in which an optimizer was skipped; of plain scalars at least so many, None where they cannot tell."""
+    skipped = record.steps.get("skipped")
+    if not is_plain(record):
+        return 0 if skipped is None else int(np.count_nonzero(skipped))
+    if skipped is None and len(record.steps.get("step", ())):
+        return None
+    return sum(int(event.data.get("at_least", 1)) for event in record.raw_events if event.kind == "skip")
 
 
 def _crash(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
@@ -141,14 +153,16 @@ def _nonfinite_loss(record: Record) -> Iterator[Finding]:
 def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
     if not skips:
         return
-    total = max(len(record.steps.get("step", ())), 1)
-    wasted = len({event.step for event in skips})
+    total = max(attempts(record), 1)
+    steps: dict[int, int] = {event.step: int(event.data.get("at_least", 1)) for event in skips}
+    wasted = sum(steps.values())
+    least = "at least " if is_plain(record) else ""
     causes = Counter(event.cause for event in skips)
     listed = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
-    evidence = f"{count_text(wasted, 'step')} of {total:,} ({share_text(wasted, total)}): {listed}"
+    evidence = f"{least}{count_text(wasted, 'step')} of {total:,} ({share_text(wasted, total)}): {listed}"
     seconds = wasted_seconds(record)
     evidence += f"; {duration_text(seconds)} of computing." if seconds >= 1 else "."
-    overflows = len({event.step for event in skips if event.cause in ("bad_batch", "unknown")})
+    overflows = sum(steps[step] for step in {event.step for event in skips if event.cause in ("bad_batch", "unknown")})
     if overflows >= SKIP_RATE_LEAST and overflows / total > SKIP_RATE_WARNING:
         remedy = (
             "Look at the batches that overflowed, clip the gradients harder, or lower the learning rate; "

@@ -71,7 +71,7 @@ def explained_skip(event: Event, skip: Skip, later: Later | None) -> Event:
     why, remedy = words(event, skip, later)
     if skip.cause in ("bad_batch", "forward_nonfinite"):
         why += _which_micro_batch(data)
-    parts = [f"{_subject(event)} was skipped: {why}"]
+    parts = [f"{_skipped(event)}: {why}"]
     if not math.isnan(scale) and not math.isnan(new_scale) and scale != new_scale:
         change = f"scale {scale_text(scale)} -> {scale_text(new_scale)}"
         if later and later.recovered_after is not None:
@@ -84,9 +84,36 @@ def explained_skip(event: Event, skip: Skip, later: Later | None) -> Event:
         event,
         severity=SKIP_SEVERITY[skip.cause],
         cause=skip.cause,
-        message="; ".join(parts) + ".",
+        message=_as_inferred(data, "; ".join(parts) + "."),
         remedy=remedy,
     )
+
+
+def _skipped(event: Event) -> str:
+    """Who was skipped; how many at least, where not every step was logged."""
+    within, at_least = int(event.data.get("within", 1)), int(event.data.get("at_least", 1))
+    if within == 1:
+        return f"{_subject(event)} was skipped"
+    were = "was" if at_least == 1 else "were"
+    return f"At least {at_least} of the {within} steps up to {event.step:,} {were} skipped"
+
+
+_HOW = {
+    "loss_scale": "Inferred from the course of the loss scale",
+    "grad_norm": "Inferred from the gradient norm, which was not finite",
+    "no_grad_norm": "Inferred from the gradient norm, which this system does not log for a skipped step",
+    "counter": "From the log's own count of skips",
+    "log": "Inferred from a new event file",
+}
+
+
+def _as_inferred(data: Mapping[str, Any], message: str) -> str:
+    """`message`, and from what it was inferred, where it was."""
+    return f"{_HOW.get(data.get('how', ''), 'Inferred')}: {message}" if data.get("inferred") else message
+
+
+def _held(skip: Skip) -> str:
+    return f"{'about ' if skip.about else ''}{count_text(skip.held, 'step')}"
 
 
 def _which_micro_batch(data: Mapping[str, Any]) -> str:
@@ -122,10 +149,12 @@ def _growth_probe(event: Event, skip: Skip, later: Later | None) -> tuple[str, s
     scale = as_float(event.data.get("loss_scale"))
     why = f"the scaler had just tried the higher scale {scale_text(scale)}, at which {_overflowed(event.data)}"
     if skip.held > 0:
-        why += f" after {count_text(skip.held, 'step')}"
+        why += f" after {_held(skip)}"
     if skip.held_before_growth > 0:
         why += f"; the scale below had held for {count_text(skip.held_before_growth, 'step')}"
     every = f"every {count_text(skip.growth_interval, 'step')}" if skip.growth_interval > 1 else "every step"
+    if not skip.growth_interval:
+        return why, "Nothing to do: the scaler tries a higher scale from time to time."
     return why, f"Nothing to do: the scaler tries a higher scale {every} without overflow."
 
 
@@ -134,7 +163,7 @@ def _bad_batch(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]
     scale = as_float(data.get("loss_scale"))
     why = f"{_overflowed(data)} at a scale of {scale_text(scale)}"
     if skip.held > 0:
-        why += f" that had held for {count_text(skip.held, 'step')}"
+        why += f" that had held for {_held(skip)}"
         why += " only, on its way down from the start" if skip.early else ""
     elif skip.in_row > 1:
         why += f" too (skip {skip.in_row} in a row)"
@@ -180,8 +209,18 @@ def _unknown(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
         row = f"skip {skip.in_row} in a row"
         why = f"the loss was finite, yet {_overflowed(event.data)} even at a scale of {scale} ({row})"
         return why, BACKWARD_REMEDY
+    if event.data.get("inferred"):
+        return _unknown_in_plain(event, scale)
     why = f"{_overflowed(event.data)} at a scale of {scale}, and the record begins too late to tell why"
     return why, "Nothing to do if it stays alone; keep the log in the run's folder when it is resumed."
+
+
+def _unknown_in_plain(event: Event, scale: str) -> tuple[str, str]:
+    remedy = "Log the loss scale at every step, or use tbnum.wrap(), which records why."
+    if math.isnan(as_float(event.data.get("loss_scale"))):
+        norm = number_text(as_float(event.data.get("grad_norm")))
+        return f"the gradient norm was {norm}, and the log has no loss scale to tell why", remedy
+    return f"gradients overflowed at a scale of {scale}, and the log has too few steps to tell why", remedy
 
 
 BACKWARD_REMEDY = (
@@ -222,7 +261,7 @@ def explained_event(event: Event, later: Later | None) -> Event:
     message, remedy = write(event, data, later) if write else (f"{event.kind} (unknown to this version of tbnum).", "")
     cause = "forward_nonfinite" if event.kind == "nonfinite_step" and loss_is_nonfinite(data) else event.cause
     severity = SEVERITY.get(event.kind, "info")
-    return replace(event, severity=severity, cause=cause, message=message, remedy=remedy)
+    return replace(event, severity=severity, cause=cause, message=_as_inferred(data, message), remedy=remedy)
 
 
 def _scale_growth(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
@@ -237,6 +276,8 @@ def _scale_backoff(event: Event, data: Mapping[str, Any], later: Later | None) -
 
 
 def _scale_set(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    if data.get("inferred"):
+        return f"The loss scale changed otherwise than by its scaler: {_change(data)}. Set by hand, or lost.", NOTHING
     return f"The loss scale was set by hand: {_change(data)}.", NOTHING
 
 
@@ -346,6 +387,8 @@ def _gradient_underflow(event: Event, data: Mapping[str, Any], later: Later | No
 def _resume(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
     message = f"The run was continued from step {data.get('from_step', event.step):,}"
     how = data.get("how")
+    if how == "log":
+        return f"{message}, by another process or writer.", NOTHING
     if how == "counted":
         return f"{message}, as the optimizer's own count of updates tells.", NOTHING
     if how == "unknown":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from tbnum.explain.close_look import CloseLook
 from tbnum.explain.words import as_float
+from tbnum.log.inferred import Numbering
 from tbnum.log.schema import Event
 
 __all__ = [
@@ -22,10 +23,14 @@ __all__ = [
     "Past",
     "Record",
     "RecordedPast",
+    "attempts",
     "complete_events",
     "first_step",
+    "is_plain",
     "look_ahead",
 ]
+
+FROM_ZERO = Numbering()
 
 WINDOW = 50
 """How many steps back "recent" reaches."""
@@ -131,6 +136,20 @@ def first_step(record: Record) -> int:
     return int(steps[0]) if steps is not None and len(steps) else 0
 
 
+def attempts(record: Record) -> int:
+    """Steps that the record is about: those recorded, and of plain scalars those in between too."""
+    steps = record.steps.get("step", np.empty(0, np.int64))
+    if not len(steps) or not is_plain(record):
+        return len(steps)
+    count = Numbering.of(record.meta).count
+    return count(int(steps[-1])) - count(int(steps[0])) + 1
+
+
+def is_plain(record: Record) -> bool:
+    """Whether the record was read from plain TensorBoard scalars: skips in it are inferred."""
+    return "source" in record.meta
+
+
 def complete_events(record: Record) -> list[Event]:
     """`raw_events`, and a skip for each skipped step whose own event record was lost."""
     events = list(record.raw_events)
@@ -169,8 +188,9 @@ class Later:
     ongoing: bool  # the record ends with that row
 
 
-def look_ahead(events: Sequence[Event], last_step: int) -> list[Later | None]:
+def look_ahead(events: Sequence[Event], last_step: int, numbering: Numbering = FROM_ZERO) -> list[Later | None]:
     """For each event what came later; None for kinds without a hindsight. O(events)."""
+    count = numbering.count
     later: list[Later | None] = [None] * len(events)
     higher: list[tuple[float, int]] = []  # (scale, step) of later changes, scales rising towards the front
     row_last, row_steps, row_low, next_skip = -1, 0, math.nan, None
@@ -182,7 +202,7 @@ def look_ahead(events: Sequence[Event], last_step: int) -> list[Later | None]:
             old, new = as_float(event.data.get("old_scale")), as_float(event.data.get("new_scale"))
             if event.kind == "scale_backoff":
                 recovered = _first_at_least(higher, old)
-                later[at] = Later(new, recovered - event.step if recovered is not None else None, 0, -1, new, False)
+                later[at] = Later(new, _steps_to(recovered, event.step, count), 0, -1, new, False)
             if not math.isnan(new):
                 scale_after[event.step] = new
                 while higher and higher[-1][0] <= new:
@@ -193,13 +213,14 @@ def look_ahead(events: Sequence[Event], last_step: int) -> list[Later | None]:
             new = as_float(event.data.get("new_scale"))
             if math.isnan(new):
                 new = scale_after.get(event.step, math.nan)
-            if next_skip is None or event.step < next_skip - 1:  # seen backwards: the last skip of its row
+            # Seen backwards: the last skip of its row.
+            if next_skip is None or count(event.step) < count(next_skip) - 1:
                 row_last, row_steps, row_low = event.step, 0, new if not math.isnan(new) else scale
             if event.step != next_skip:
                 row_steps += 1
             next_skip = event.step
             recovered = _first_at_least(higher, scale)
-            after = recovered - event.step if recovered is not None else None
+            after = _steps_to(recovered, event.step, count)
             later[at] = Later(new, after, row_steps, row_last, row_low, row_last >= last_step)
             rows.setdefault(row_last, []).append(at)
     for indices in rows.values():
@@ -207,6 +228,10 @@ def look_ahead(events: Sequence[Event], last_step: int) -> list[Later | None]:
         for at in indices:
             later[at] = replace(later[at], skips_in_row=whole.skips_in_row)  # type: ignore[union-attr, type-var]
     return later
+
+
+def _steps_to(later: int | None, step: int, count: Callable[[int], int]) -> int | None:
+    return None if later is None else count(later) - count(step)
 
 
 def _first_at_least(higher: list[tuple[float, int]], scale: float) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any
 from tbnum.explain.record import Past
 from tbnum.explain.thresholds import SPOILED_NORMS
 from tbnum.explain.words import as_float
+from tbnum.log.inferred import Numbering
 from tbnum.log.schema import Event
 
 __all__ = ["BENIGN", "CAUSES", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "loss_is_nonfinite"]
@@ -52,12 +53,13 @@ class Skip:
 
     cause: str
     held: int  # unskipped steps at the scale that overflowed
+    about: bool  # `held` may be off, for not every step was logged
     held_before_growth: int  # unskipped steps at the scale before the last growth
     early: bool  # few unskipped steps since the start: the scale may still be finding its height
     in_row: int  # 1 for the first of skips in a row
     recent_loss: float  # median of the recent finite losses
     nonfinite_since: int  # step at which the parameters became non-finite
-    growth_interval: int
+    growth_interval: int  # 0: unknown
     injected: str | None  # the note that labels the batch as spoiled on purpose
     collapsed: bool  # in a row of skips that was a collapse already
 
@@ -76,19 +78,26 @@ class Collapse:
 class Rules:
     """Feed each event once, in order; `skip` judges a skip, `notice` takes every other kind. O(1) an event.
 
-    `first_step`: where the record begins. A record that begins after step 0 does not show the run's start, so its
-    first skips have no known cause until a scale changed or held.
+    `first_step`: where the record begins. A record that begins after the run's first step does not show the start, so
+    its first skips have no known cause until a scale changed or held.
+
+    Events that were inferred from a log of every k-th step (`data["within"]`) may have happened up to k - 1 steps
+    before the one that tells of them: where that decides between two causes, the cause is unknown.
     """
 
     def __init__(self, past: Past, meta: Mapping[str, Any], first_step: int = 0) -> None:
         self._past = past
+        self._count = Numbering.of(meta).count  # all that follows counts steps from the run's first one
         scaler = meta.get("scaler") or {}
         interval = as_float(scaler.get("growth_interval"))
         self._growth_interval = int(interval) if interval >= 1 else DEFAULT_GROWTH_INTERVAL
-        self._start: int | None = first_step - 1 if first_step == 0 else None  # the scale is new after this step
+        self._interval_known = interval >= 1 or "source" not in meta
+        begin = self._count(first_step)
+        self._start: int | None = begin - 1 if begin == 0 else None  # the scale is new after this step
         self._start_skips = 0  # `_skips` at that time
         self._last_change: str | None = None
-        self._change = first_step - 1
+        self._change = begin - 1
+        self._change_slack = 0  # steps that it may have come before `_change`
         self._change_skips = 0
         self._held_before_growth = -1
         self._skips = 0  # steps skipped so far, whatever the optimizer
@@ -99,14 +108,15 @@ class Rules:
 
     def notice(self, event: Event) -> None:
         """Takes an event that is no skip."""
-        kind, data = event.kind, event.data
+        kind, data, at = event.kind, event.data, self._count(event.step)
         if kind in ("scale_growth", "scale_backoff", "scale_set", "scaler_state_lost"):
             if kind == "scale_growth":
-                self._held_before_growth = self._unskipped(event.step + 1, self._change, self._change_skips)
-            self._last_change, self._change, self._change_skips = kind, event.step, self._skips
+                self._held_before_growth = self._unskipped(at + 1, self._change, self._change_skips)
+            self._last_change, self._change, self._change_skips = kind, at, self._skips
+            self._change_slack = _slack(event)
             self._row.scale = as_float(data.get("new_scale"))
             if kind in ("scale_set", "scaler_state_lost"):
-                self._start, self._start_skips = event.step, self._skips
+                self._start, self._start_skips = at, self._skips
         elif kind == "nonfinite_step":
             if self._nonfinite_since is None:
                 self._nonfinite_since = event.step
@@ -117,12 +127,12 @@ class Rules:
 
     def skip(self, event: Event) -> tuple[Skip, Collapse | None]:
         """Judges a skip; the collapse, when this skip makes it clear."""
-        step, data = event.step, event.data
+        step, data, at = event.step, event.data, self._count(event.step)
         scale = as_float(data.get("loss_scale"))
-        if self._last_skip is None or step > self._last_skip + 1:
+        if self._last_skip is None or at > self._last_skip + 1:
             self._row = _Row(start=step, first_scale=scale)
-        before = self._skips - (step == self._last_skip)  # with several optimizers a step may have several skips
-        held = self._unskipped(step, self._change, self._change_skips, before)
+        before = self._skips - (at == self._last_skip)  # with several optimizers a step may have several skips
+        held = self._unskipped(at, self._change, self._change_skips, before)
         recent = self._past.recent_losses(step)
         injected = self._injected[1] if self._injected and self._injected[0] == step else None
         nonfinite_since = self._parameters_nonfinite_since(step)
@@ -130,21 +140,22 @@ class Rules:
         row = self._row
         new_scale = as_float(data.get("new_scale"))
         row.scale = scale if math.isnan(new_scale) else new_scale
-        if step != self._last_skip:
+        if at != self._last_skip:
             row.skips += 1
-            self._skips += 1
-            self._last_skip = step
+            self._skips += int(data.get("at_least", 1))
+            self._last_skip = at
         row.causes[cause] += 1
         verdict = Skip(
             cause=cause,
             held=held,
+            about=self._change_slack + _slack(event) > 0,
             held_before_growth=self._held_before_growth,
             early=self._start is not None
-            and self._unskipped(step, self._start, self._start_skips, before) < min(self._growth_interval, PROBE_STEPS),
+            and self._unskipped(at, self._start, self._start_skips, before) < min(self._growth_interval, PROBE_STEPS),
             in_row=row.skips,
             recent_loss=statistics.median(recent) if recent else math.nan,
             nonfinite_since=nonfinite_since if nonfinite_since is not None else -1,
-            growth_interval=self._growth_interval,
+            growth_interval=self._growth_interval if self._interval_known else 0,
             injected=injected,
             collapsed=row.collapsed,
         )
@@ -159,9 +170,20 @@ class Rules:
             return "forward_nonfinite"
         if self._row.collapsed:
             return "unknown"  # a finite loss, and gradients that overflow at every scale: no scale was to blame
-        if self._start is not None and self._unskipped(event.step, self._start, self._start_skips, before) == 0:
-            return "scale_warmup"
-        if self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS):
+        if _inferred(event) and math.isnan(as_float(event.data.get("loss_scale"))):
+            return "unknown"  # no scale was logged
+        at, slack = self._count(event.step), _slack(event)
+        if self._start is not None:
+            unskipped = self._unskipped(at, self._start, self._start_skips, before)
+            # The first scale that plain scalars have is the one after the first step: whether it fell is not seen.
+            if unskipped <= (1 if _inferred(event) and not slack and self._change < 1 else 0):
+                return "scale_warmup"
+            if unskipped <= slack:
+                return "unknown"
+        probe = min(self._growth_interval, PROBE_STEPS)
+        if self._last_change == "scale_growth" and held - slack < probe <= held + self._change_slack:
+            return "unknown"
+        if self._last_change == "scale_growth" and held < probe:
             spoiled = (
                 injected
                 or loss_stands_out(as_float(event.data.get("loss")), recent)
@@ -173,7 +195,7 @@ class Rules:
         return "bad_batch"
 
     def _unskipped(self, step: int, since: int, skips_then: int, skips_now: int | None = None) -> int:
-        """Unskipped steps after step `since` and before step `step`."""
+        """Unskipped steps after step `since` and before step `step`, both counted from the run's first one."""
         skips = (self._skips if skips_now is None else skips_now) - skips_then
         return max(0, step - 1 - since - skips)
 
@@ -207,11 +229,20 @@ class _Row:
         self.collapsed = False
 
 
+def _inferred(event: Event) -> bool:
+    return bool(event.data.get("inferred"))
+
+
+def _slack(event: Event) -> int:
+    """Steps that an event may have come before the one that tells of it."""
+    return int(event.data.get("within", 1)) - 1
+
+
 def loss_is_nonfinite(data: Mapping[str, Any]) -> bool:
     """Whether the loss was measured and is not finite. A NaN without a backward pass is only unknown."""
     loss = as_float(data.get("loss"))
     if math.isnan(loss):
-        return as_float(data.get("micro_batches")) >= 1
+        return as_float(data.get("micro_batches")) >= 1 or bool(data.get("loss_logged"))
     return math.isinf(loss)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.explain.findings import Finding, clipped_steps, nonfinite_losses
-from tbnum.explain.record import Record
+from tbnum.explain.findings import Finding, clipped_steps, nonfinite_losses, skipped_steps
+from tbnum.explain.record import Record, attempts, is_plain
 from tbnum.explain.rules import CAUSES
 from tbnum.log.schema import Event
 
@@ -40,11 +40,6 @@ def summarize(record: Record, events: Sequence[Event], found: Sequence[Finding])
 def step_count(record: Record) -> int:
     """Steps recorded. A log that holds none yet has no columns either."""
     return len(record.steps.get("step", ()))
-
-
-def skipped_steps(record: Record) -> int:
-    """Steps in which an optimizer was skipped."""
-    return int(np.count_nonzero(record.steps.get("skipped", ())))
 
 
 def worth_reading(events: Iterable[Event]) -> list[Event]:
@@ -82,17 +77,18 @@ def _sort(event: Event) -> tuple[str, str | None, str | None, bool]:
 
 
 def _skipped(record: Record, events: Sequence[Event]) -> dict[str, Any]:
-    """Skipped steps, and by cause the skips (one an optimizer)."""
-    steps, total = skipped_steps(record), step_count(record)
+    """Skipped steps, and by cause the skips (one an optimizer). Of plain scalars at least so many; None: unknown."""
+    steps, total = skipped_steps(record), attempts(record)
     causes: dict[str, dict[str, int]] = {}
     for event in events:
         if event.kind == "skip":
             at = causes.setdefault(event.cause or "unknown", {"skips": 0, "first_step": event.step})
-            at["skips"] += 1
+            at["skips"] += int(event.data.get("at_least", 1))
             at["last_step"] = event.step
     order = list(CAUSES)
     causes = dict(sorted(causes.items(), key=lambda item: order.index(item[0])))
-    return {"steps": steps, "rate": steps / total if total else 0.0, "causes": causes}
+    rate = None if steps is None else steps / total if total else 0.0
+    return {"steps": steps, "rate": rate, "inferred": is_plain(record), "causes": causes}
 
 
 def _loss(record: Record) -> dict[str, Any] | None:
@@ -125,7 +121,7 @@ def _loss_scale(record: Record) -> dict[str, Any] | None:
     for level, count in zip(
         scale[starts].tolist(), np.add.reduceat(taken, starts, dtype=np.int64).tolist(), strict=True
     ):
-        steps_at[level] += count
+        steps_at[level] += count * int(record.meta.get("every", 1))  # plain scalars may have every k-th step
     held, held_steps = max(steps_at.items(), key=lambda item: item[1])
     return {
         "first": float(scale[0]),

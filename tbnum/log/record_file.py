@@ -21,7 +21,6 @@ import errno
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ import google_crc32c
 import numpy as np
 from tensorboard.compat.proto import event_pb2, types_pb2
 
+from tbnum.log.files import Place, RawFile, RemotePath, open_raw, place, size_of
 from tbnum.log.schema import MAX_RECORD_BYTES, PLUGIN_NAME
 
 __all__ = [
@@ -199,7 +199,7 @@ def trouble(error: OSError) -> str:
     return _TROUBLES.get(error.errno or 0) or error.strerror or str(error)
 
 
-def data_at(file: FileIO, frames: Sequence[tuple[int, int]]) -> Iterator[bytes | None]:
+def data_at(file: RawFile, frames: Sequence[tuple[int, int]]) -> Iterator[bytes | None]:
     """Reads frames again, each given by its offset and the length of its data as `RecordTail` gave them; rising.
 
     None for one that is no longer there, or not whole. Those that lie side by side are read at once: about 4 us each,
@@ -226,14 +226,14 @@ def data_at(file: FileIO, frames: Sequence[tuple[int, int]]) -> Iterator[bytes |
         at = stop
 
 
-def first_record(path: str | os.PathLike[str], tag: str, within: int = 1 << 20) -> Record | None:
+def first_record(path: str | os.PathLike[str] | RemotePath, tag: str, within: int = 1 << 20) -> Record | None:
     """The first record with `tag` among the undamaged ones that begin a file, not looking beyond `within` bytes.
 
     Reads those bytes alone. None where there is none, or the file cannot be read.
     """
     try:
-        with open(path, "rb", buffering=0) as file:
-            size = min(os.fstat(file.fileno()).st_size, within)
+        with open_raw(place(path)) as file:
+            size = min(size_of(file), within)
             for whole in _Blocks(file, size).undamaged(0):
                 record = decode(whole.data)
                 if record is not None and record.tag == tag:
@@ -253,13 +253,14 @@ class RecordTail:
     record is unfinished until it is completed, or until a whole record follows, which makes it damage.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.offset = 0
+    def __init__(self, path: str | os.PathLike[str] | RemotePath, start: int = 0) -> None:
+        """`start`: where to begin, also in the middle of a record."""
+        self.path: Place = place(path)
+        self.offset = start
         self.damage: list[Damage] = []
         self.unfinished = 0
         self.restarts = 0  # times that the file became shorter than what was read of it, and was begun again
-        self._scan_from = 0  # no valid header starts in [offset, _scan_from)
+        self._scan_from = start  # no valid header starts in [offset, _scan_from)
         self._seen_size = -1
 
     @property
@@ -281,8 +282,8 @@ class RecordTail:
         The iteration may be left at any point; the next one goes on after the last record given.
         Raises OSError where the file cannot be read.
         """
-        with open(self.path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+        with open_raw(self.path) as file:
+            size = size_of(file)
             if size < self.offset:
                 self.offset = self._scan_from = 0
                 self.damage.clear()
@@ -335,7 +336,7 @@ class RecordTail:
 class _Blocks:
     """Windows of a file, read in blocks. A look-up outside the window moves it."""
 
-    def __init__(self, file: FileIO, size: int) -> None:
+    def __init__(self, file: RawFile, size: int) -> None:
         self._file = file
         self.size = size
         self.start = 0
@@ -398,7 +399,7 @@ class _Blocks:
         return data if masked_crc(data) == crc else None
 
 
-def _read_at(file: FileIO, length: int, at: int) -> bytes:
+def _read_at(file: RawFile, length: int, at: int) -> bytes:
     file.seek(at)
     data = file.read(length)
     while data and len(data) < length:  # a read may give less than there is

@@ -33,6 +33,7 @@ __all__ = [
     "RowLayout",
     "Trailer",
     "column",
+    "measured",
     "step_columns",
 ]
 
@@ -111,8 +112,11 @@ SHARD_COLUMNS: tuple[Column, ...] = (
 """Besides, of an optimizer whose tensors are spread over ranks. The columns without `_shard` are unknown in each rank's
 record: squared, the shares of all ranks add up to them. `tbnum.log.ranks` puts them together."""
 
+LOGGED = "_logged"
+"""Behind a column's name: the column (bool) that tells where plain scalars have a value, a NaN among them."""
+
 # NaN is "unknown". Where a NaN may also be the measured value, another column tells that it was measured:
-# a loss where `micro_batches >= 1`, a norm where `nonfinite_tensors` is known.
+# a loss where `micro_batches >= 1`, a norm where `nonfinite_tensors` is known (see `measured`).
 
 TENSOR_COLUMNS: dict[str, str] = {
     "grad_norm": "2-norm of the tensor's gradient, unscaled, before clipping",
@@ -149,6 +153,8 @@ def column(name: str) -> Column:
 
     A name that no version of tbnum gave (a newer one's, say) is a float64 column without a meaning.
     """
+    if name.endswith(LOGGED):
+        return Column(name, "whether plain scalars have a value here, a NaN among them", "|b1")
     parts = name.split("/")
     for start in range(len(parts)):
         known = _BY_NAME.get(parts[start])
@@ -342,6 +348,25 @@ class Event:
             optimizer=facts.get("optimizer"),
             data=dict(facts.get("data") or {}),
         )
+
+
+def measured(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """(S,) bool: where a NaN in column `name` was measured. None: nowhere, each NaN of it is an unknown value.
+
+    A loss was measured where `micro_batches >= 1`, a gradient norm where the `nonfinite_tensors` of the same optimizer
+    is known, and a column of plain scalars where it was logged.
+    """
+    if name + LOGGED in columns:
+        return columns[name + LOGGED].astype(bool)
+    prefix, slash, base = name.rpartition("/")
+    if name == "loss" and "micro_batches" in columns:
+        with np.errstate(invalid="ignore"):
+            there: np.ndarray = columns["micro_batches"] >= 1
+            return there
+    witness = prefix + slash + "nonfinite_tensors"
+    if base in ("grad_norm", "grad_norm_clipped") and witness in columns:
+        return ~np.isnan(columns[witness])
+    return None
 
 
 def lr_columns(names: Iterable[str]) -> list[str]:

@@ -1,0 +1,156 @@
+"""The scalars of one TensorBoard event file, as whoever trained wrote them. Nothing is sampled out.
+
+Event files have the framing of our own record files, so `RecordTail` follows them: what is appended is read, what is
+damaged costs itself alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable
+
+import numpy as np
+from tensorboard.compat.proto import event_pb2
+
+from tbnum.log.files import Place
+from tbnum.log.record_file import RecordTail
+
+__all__ = ["EventFile", "Points", "is_event_file"]
+
+
+def is_event_file(name: str) -> bool:
+    """As TensorBoard decides it."""
+    return "tfevents" in name
+
+
+class Points:
+    """What one tag has: steps, strictly rising, with their values and times. 24 bytes a point."""
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.values = array("d")
+        self.wall_times = array("d")
+        self.start: int | None = None  # the lowest step that was ever written: from here it supersedes older files
+
+    def append(self, step: int, value: float, wall_time: float) -> None:
+        """A step that is not beyond the last one supersedes what was there from it on: the run went back."""
+        if self.steps and step <= self.steps[-1]:
+            self.cut(step)
+        if self.start is None or step < self.start:
+            self.start = step
+        self.steps.append(step)
+        self.values.append(value)
+        self.wall_times.append(wall_time)
+
+    def cut(self, step: int) -> None:
+        at = bisect_left(self.steps, step)
+        del self.steps[at:], self.values[at:], self.wall_times[at:]
+
+    def before(self, step: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Steps, values and times of the points before `step`."""
+        count = bisect_left(self.steps, step)
+        return (
+            np.array(self.steps[:count], np.int64),
+            np.array(self.values[:count], np.float64),
+            np.array(self.wall_times[:count], np.float64),
+        )
+
+
+class EventFile:
+    """One event file: the points of the tags that are `wanted`, and the names of all its scalar tags.
+
+    About 3 us a scalar, wanted or not: a file of 100,000 steps with five tags takes 1.6 s when it is first read.
+    """
+
+    def __init__(self, path: Place, wanted: Callable[[str], bool]) -> None:
+        self.path = path
+        self._wanted = wanted
+        self._tail = RecordTail(path)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.points: dict[str, Points] = {}
+        self.tags: set[str] = set()
+        self.restart: int | None = None  # the lowest step that a SessionLog.START named: older files end there
+        self._no_scalars: set[str] = set()
+        self._garbled = 0
+        self._error: str | None = None
+
+    def refresh(self) -> bool:
+        """Reads what was appended. True where anything was."""
+        before = (self._tail.state, self._error)
+        restarts = self._tail.restarts
+        self._error = None
+        try:
+            for found in self._tail.read():
+                if self._tail.restarts != restarts:
+                    restarts = self._tail.restarts
+                    self._clear()
+                self.take(found.data)
+        except OSError as error:
+            self._error = f"{self.path.name} cannot be read: {error.strerror or error}"
+        return before != (self._tail.state, self._error)
+
+    def take(self, data: bytes) -> None:
+        """One record."""
+        try:
+            event = event_pb2.Event.FromString(data)
+        except Exception:  # DecodeError, whose class depends on protobuf's implementation
+            self._garbled += 1
+            return
+        what = event.WhichOneof("what")
+        if what == "summary":
+            for value in event.summary.value:
+                self._take_value(event, value)
+        elif what == "session_log" and event.session_log.status == event.session_log.START:
+            step = event.step
+            self.restart = step if self.restart is None else min(step, self.restart)
+            for points in self.points.values():
+                points.cut(step)
+
+    def _take_value(self, event: event_pb2.Event, value: event_pb2.Event) -> None:
+        tag = value.tag
+        points = self.points.get(tag)
+        if points is None:
+            if tag in self.tags or tag in self._no_scalars:
+                if not self._wanted(tag):
+                    return
+            elif not _is_scalar(value):
+                self._no_scalars.add(tag)
+                return
+            self.tags.add(tag)
+            if not self._wanted(tag):
+                return
+            points = self.points[tag] = Points()
+        number = value.simple_value if value.HasField("simple_value") else _number(value)
+        if number is not None:
+            points.append(event.step, number, event.wall_time)
+
+    def problems(self) -> list[str]:
+        """What could not be read, in words. A last record that is not whole is none: writers flush when they like."""
+        name = self.path.name
+        problems = [f"{damage.bytes} damaged bytes at {damage.offset} in {name}" for damage in self._tail.damage]
+        if self._garbled:
+            problems.append(f"{self._garbled} records in {name} are no events")
+        return problems + ([self._error] if self._error else [])
+
+
+def _is_scalar(value: event_pb2.Event) -> bool:
+    if value.HasField("simple_value"):
+        return True
+    plugin = value.metadata.plugin_data.plugin_name
+    return value.HasField("tensor") and plugin in ("", "scalars") and _number(value) is not None
+
+
+def _number(value: event_pb2.Event) -> float | None:
+    """The number in a tensor (as TensorFlow 2 writes a scalar); None where it holds something else."""
+    if not value.HasField("tensor"):
+        return None
+    from tensorboard.util import tensor_util
+
+    try:
+        array = tensor_util.make_ndarray(value.tensor)
+        return float(array.item()) if array.size == 1 and array.dtype.kind in "fiub" else None
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,450 @@
+"""Runs that never used tbnum, read from the scalars that they left for TensorBoard.
+
+A `PlainRun` has the face of a `Run`. Its columns are what the run's tags could be mapped to, step by step as logged;
+what the log cannot tell is no column, or NaN. Skips and changes of the loss scale are inferred (`tbnum.log.inferred`),
+and say so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tbnum.log.event_file import EventFile, is_event_file
+from tbnum.log.files import Place, RemotePath, list_names, open_raw, size_of
+from tbnum.log.inferred import Numbering, infer
+from tbnum.log.reader import Explain, Run, Totals
+from tbnum.log.record_file import RecordTail
+from tbnum.log.schema import LOGGED, Event
+from tbnum.log.tags import System, checked_mapping, is_candidate, recognise
+from tbnum.log.tensors_reader import Histograms, Tensors
+
+__all__ = ["SOURCE", "PlainRun", "missing_tag", "plain_runs", "scalars_of"]
+
+SOURCE = "tensorboard"
+"""`meta["source"]` of a run that was read from plain scalars."""
+
+HEAD_BYTES = 4 << 20  # in which the tags of a loss or a loss scale have to appear for a run to be listed
+TAIL_BYTES = 1 << 16
+TAGS_LISTED = 30
+
+
+class Scalars(NamedTuple):
+    """What the first and the last bytes of a run's event files tell."""
+
+    system: System
+    mapping: dict[str, str]  # tag by column
+    tags: frozenset[str]  # every scalar tag that was seen
+    first: tuple[int, float] | None  # step and time
+    last: tuple[int, float] | None
+    last_loss_scale: float
+
+    @property
+    def recognised(self) -> bool:
+        """Whether there is anything that tbnum has something to say about."""
+        return "loss" in self.mapping or "loss_scale" in self.mapping
+
+
+def scalars_of(folder: Place, mapping: Mapping[str, str] | None = None) -> Scalars:
+    """Looks at the head of each event file until a loss or a scale is found, and at the end of each.
+
+    Some 0.2 ms a file where there is one, and up to 0.3 s where the first 4 MB are full of other scalars.
+    """
+    wanted = _wanted(mapping)
+    tags: set[str] = set()
+    system, found = recognise(())
+    ends: list[tuple[int, float, str, float]] = []
+    for path in _event_files(folder):
+        head = EventFile(path, wanted)
+        for tags_now in _heads(head):
+            if not tags_now <= tags:
+                tags |= tags_now
+                system, found = recognise(tags, mapping)
+        ends += _points(head)
+        ends += _points(_tail_of(path, wanted))
+    known = set(found.values())
+    ends = [end for end in ends if end[2] in known]
+    scales = [end for end in ends if end[2] == found.get("loss_scale")]
+    first, last = (pick(ends, default=None) for pick in (min, max))
+    return Scalars(
+        system,
+        found,
+        frozenset(tags),
+        first[:2] if first else None,
+        last[:2] if last else None,
+        max(scales)[3] if scales else math.nan,
+    )
+
+
+def _wanted(mapping: Mapping[str, str] | None) -> Any:
+    mapped = set((mapping or {}).values())
+    return lambda tag: tag in mapped or is_candidate(tag)
+
+
+def _heads(head: EventFile) -> Any:
+    """Reads the head of a file, and gives the tags each time that there is a new one, until a step repeats them."""
+    tail = RecordTail(head.path)
+    count = 0
+    repeats = 0
+    try:
+        for frame in tail.read():
+            head.take(frame.data)
+            if len(head.tags) != count:
+                count, repeats = len(head.tags), 0
+                yield set(head.tags)
+            elif head.points:
+                repeats += 1
+            # A round through all tags of a step that brought none anew: there are no more to be waited for.
+            if frame.offset > HEAD_BYTES or repeats > 4 * count + 16:
+                return
+    except OSError:
+        return
+
+
+def _tail_of(path: Place, wanted: Any) -> EventFile:
+    tail = EventFile(path, wanted)
+    try:
+        with open_raw(path) as file:
+            start = max(0, size_of(file) - TAIL_BYTES)
+        for frame in RecordTail(path, start).read():
+            tail.take(frame.data)
+    except OSError:
+        pass
+    return tail
+
+
+def _points(file: EventFile) -> list[tuple[int, float, str, float]]:
+    """Step, time, tag and value of each tag's first and last point."""
+    return [
+        (points.steps[at], points.wall_times[at], tag, points.values[at])
+        for tag, points in file.points.items()
+        if len(points.steps)
+        for at in (0, -1)
+    ]
+
+
+def _event_files(folder: Place) -> list[Place]:
+    """Oldest first, by the time in their names."""
+    try:
+        names = [name for name in list_names(folder) if is_event_file(name)]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names, key=_age)]
+
+
+def _age(name: str) -> tuple[int, str]:
+    found = re.search(r"tfevents\.(\d+)", name)
+    return int(found[1]) if found else 0, name
+
+
+def plain_runs(
+    folders: Mapping[str, Place],
+    *,
+    session: int | None = None,
+    explain: Explain | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> dict[str, PlainRun]:
+    """The runs among folders with event files, by name: those whose loss or loss scale is recognised, or mapped.
+
+    ValueError where `tags` has an unknown column, or a tag that none of the folders has.
+    """
+    mapping = checked_mapping(tags)
+    seen = {name: scalars_of(folder, mapping) for name, folder in folders.items()}
+    there = frozenset().union(*(scalars.tags for scalars in seen.values()))
+    for column, tag in mapping.items():
+        if tag not in there:
+            raise ValueError(missing_tag(column, tag, there))
+    return {
+        name: PlainRun(folders[name], name=name, session=session, explain=explain, mapping=mapping)
+        for name, scalars in seen.items()
+        if scalars.recognised
+    }
+
+
+def missing_tag(column: str, tag: str, there: Iterable[str]) -> str:
+    """What is wrong with a mapping to a tag that is not there."""
+    tags = sorted(there)
+    listed = ", ".join(map(repr, tags[:TAGS_LISTED])) + (
+        f" and {len(tags) - TAGS_LISTED} more" if len(tags) > TAGS_LISTED else ""
+    )
+    return f"no plain run has a scalar {tag!r} to take {column!r} from; there is {listed or 'no scalar at all'}"
+
+
+class PlainRun(Run):
+    """A folder's event files, read when first used: 3 us a scalar, and 8 bytes a step and column stay in memory."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | RemotePath,
+        *,
+        name: str = ".",
+        session: int | None = None,
+        explain: Explain | None = None,
+        mapping: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(folder, name=name, session=session, explain=explain)
+        self._mapping = dict(mapping or {})
+        self._event_files: list[EventFile] = []
+        self._columns: dict[str, np.ndarray] = {}
+        self._facts: list[Event] = []
+        self._meta: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"PlainRun({self.name!r}, folder={str(self.folder)!r})"
+
+    @property
+    def steps(self) -> dict[str, np.ndarray]:
+        """The columns that tags could be mapped to; `skipped` only where the log can tell. Otherwise as `Run.steps`.
+
+        Where a NaN was logged, `loss_logged` and `grad_norm_logged` tell it from a step that has none.
+        """
+        with self._loading():
+            return dict(self._columns)
+
+    @property
+    def raw_events(self) -> list[Event]:
+        """What the scalars let one infer, in order of step."""
+        with self._loading():
+            return list(self._facts)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """- "source": "tensorboard"; "system": whose tags these are, None where nobody's in particular;
+        - "tags": the tag of each column; "other_tags": the scalars that are no column;
+        - "every": of how many steps one is logged; "numbering": the number of the first step, and how far apart two
+          are ("x": "samples" where the log counts samples);
+        - "sessions": the event files, oldest first.
+        """
+        with self._loading():
+            return dict(self._meta)
+
+    @property
+    def tensors(self) -> Tensors:
+        """None: scalars tell nothing of single tensors."""
+        return Tensors([], {})
+
+    @property
+    def histograms(self) -> Histograms:
+        return Histograms([])
+
+    @property
+    def problems(self) -> list[str]:
+        with self._loading():
+            return [*self._trouble, *(problem for file in self._event_files for problem in file.problems())]
+
+    @property
+    def totals(self) -> Totals:
+        """As counted, once the run was read; before, what the ends of its files tell: no counts and no best loss."""
+        with self._lock:
+            if not self._loaded:
+                ends = scalars_of(self.folder, self._mapping)
+                return Totals(
+                    steps=None,
+                    skipped_steps=None,
+                    first_step=ends.first[0] if ends.first else None,
+                    last_step=ends.last[0] if ends.last else None,
+                    last_loss_scale=ends.last_loss_scale,
+                    first_wall_time=ends.first[1] if ends.first else math.nan,
+                    last_wall_time=ends.last[1] if ends.last else math.nan,
+                    sessions=len(_event_files(self.folder)),
+                )
+            return self._counted()
+
+    def refresh(self) -> bool:
+        """Reads what was appended since the last time, and new files. True where anything changed."""
+        with self._lock:
+            first_time = not self._loaded
+            self._loaded = True
+            changed = self._find_event_files()
+            for file in self._event_files:
+                changed = file.refresh() or changed
+            if changed:
+                self._put_together()
+                self._version += 1
+                self._explained = None
+            return bool(self._event_files) if first_time else changed
+
+    # -- inside
+
+    def _find_event_files(self) -> bool:
+        known = {file.path: file for file in self._event_files}
+        paths = _event_files(self.folder)
+        self._event_files = [known.get(path) or EventFile(path, _wanted(self._mapping)) for path in paths]
+        return set(known) != set(paths)
+
+    def _put_together(self) -> None:
+        files = self._event_files
+        if self._session is not None:
+            files = [files[self._session]] if -len(files) <= self._session < len(files) else []
+        tags = {tag for file in files for tag in file.tags}
+        system, mapping = recognise(tags, self._mapping)
+        points = {column: _joined(files, tag) for column, tag in mapping.items()}
+        if system.loss_before:
+            _move_losses(points)
+        columns, logged = _table(points)
+        every, numbering = _spacing(system, points)
+        facts = infer(
+            columns,
+            numbering,
+            logged=logged,
+            scale_after=system.scale_after,
+            skip_lacks_norm=system.skip_lacks_norm,
+            restarts=_restarts(files, set(mapping.values())),
+        )
+        columns.pop("skipped", None)
+        if facts.skipped is not None:
+            columns["skipped"] = facts.skipped
+        for column in ("loss", "grad_norm"):
+            if column in columns and (np.isnan(columns[column]) & logged[column]).any():
+                columns[column + LOGGED] = logged[column]
+        for values in columns.values():
+            values.flags.writeable = False
+        self._columns, self._facts = columns, facts.events
+        self._meta = {
+            "source": SOURCE,
+            "system": system.name or None,
+            "tags": mapping,
+            "other_tags": sorted(tags - set(mapping.values())),
+            "every": every,
+            "x": "samples" if system.in_samples else "steps",
+            "numbering": numbering._asdict(),
+            "sessions": [{"file": file.path.name} for file in files],
+            "dropped": {},
+            "ranks": {},
+        }
+        self._tell_start(every, numbering)
+        interval = _growth_interval(facts.events, numbering) if every == 1 else None
+        if interval is not None:
+            self._meta["scaler"] = {"growth_interval": interval, "inferred": True}
+
+    def _tell_start(self, every: int, numbering: Numbering) -> None:
+        step = self._columns["step"]
+        if len(step) and self._meta["sessions"]:
+            first = int(step[0])
+            begins = numbering.count(first) < every
+            self._meta["sessions"][0]["first_step"] = numbering.first if begins else first
+
+    def _counted(self) -> Totals:
+        steps, count = self._columns, len(self._columns.get("step", ()))
+        if not count:
+            return Totals(sessions=len(self._event_files))
+        losses, scales = (steps.get(name, np.empty(0)) for name in ("loss", "loss_scale"))
+        losses, scales = losses[np.isfinite(losses)], scales[np.isfinite(scales)]
+        skips = sum(event.data["at_least"] for event in self._facts if event.kind == "skip")
+        return Totals(
+            steps=count,
+            skipped_steps=skips if "skipped" in steps else None,
+            first_step=int(steps["step"][0]),
+            last_step=int(steps["step"][-1]),
+            last_loss_scale=float(scales[-1]) if len(scales) else math.nan,
+            best_loss=float(losses.min()) if len(losses) else math.nan,
+            first_wall_time=float(steps["wall_time"][0]),
+            last_wall_time=float(steps["wall_time"][-1]),
+            sessions=len(self._event_files),
+        )
+
+
+class _Joined(NamedTuple):
+    steps: np.ndarray  # (N,) int64, strictly rising
+    values: np.ndarray  # (N,) float64
+    wall_times: np.ndarray  # (N,) float64
+
+
+def _joined(files: Sequence[EventFile], tag: str) -> _Joined:
+    """The points of a tag: of each file, what no later one supersedes.
+
+    A file supersedes an older one from its own first point of the tag on, and from where it says that it restarts.
+    """
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    end = math.inf
+    for file in reversed(files):
+        points = file.points.get(tag)
+        if points is not None:
+            parts.append(points.before(end))
+            end = min(end, points.start if points.start is not None else math.inf)
+        end = min(end, file.restart if file.restart is not None else math.inf)
+    parts.reverse()
+    empty = (np.empty(0, np.int64), np.empty(0), np.empty(0))
+    return _Joined(*(np.concatenate(arrays) for arrays in zip(*(parts or [empty]), strict=True)))
+
+
+def _restarts(files: Sequence[EventFile], tags: set[str]) -> list[int]:
+    """The steps with which a file goes on with tags that older ones have."""
+    seen: set[str] = set()
+    found = []
+    for file in files:
+        starts = {tag: points.start for tag, points in file.points.items() if tag in tags and points.start is not None}
+        again = [start for tag, start in starts.items() if tag in seen]
+        if again:
+            found.append(min(again))
+        seen |= set(starts)
+    return found
+
+
+def _move_losses(points: dict[str, _Joined]) -> None:
+    """DeepSpeed's engine logs a step's loss at the samples before it, and all else at the samples after it."""
+    others = [points[name].steps for name in ("lr", "loss_scale") if name in points and len(points[name].steps)]
+    loss = points.get("loss")
+    if loss is None or not others or not len(loss.steps) or loss.steps[0] >= min(each[0] for each in others):
+        return  # its pipeline engine logs both after the step
+    after = np.unique(np.concatenate(others))
+    at = np.searchsorted(after, loss.steps, side="right")
+    there = at < len(after)  # else the step is not over
+    moved = after[at[there]]
+    last = np.append(moved[1:] != moved[:-1], True) if len(moved) else np.empty(0, bool)
+    points["loss"] = _Joined(moved[last], loss.values[there][last], loss.wall_times[there][last])
+
+
+def _table(points: Mapping[str, _Joined]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Columns over all steps at which anything was logged; and where each has a value, NaN among them."""
+    every = [each.steps for each in points.values()]
+    step = np.unique(np.concatenate(every)) if every else np.empty(0, np.int64)
+    wall_time = np.full(len(step), -np.inf)
+    columns: dict[str, np.ndarray] = {"step": step, "wall_time": wall_time}
+    logged: dict[str, np.ndarray] = {}
+    for name, each in points.items():
+        at = np.searchsorted(step, each.steps)
+        columns[name] = np.full(len(step), np.nan)
+        columns[name][at] = each.values
+        logged[name] = np.zeros(len(step), bool)
+        logged[name][at] = True
+        wall_time[at] = np.maximum(wall_time[at], each.wall_times)
+    return columns, logged
+
+
+def _spacing(system: System, points: Mapping[str, _Joined]) -> tuple[int, Numbering]:
+    """Of how many steps one is logged, and how steps are numbered."""
+    steps = next(
+        (points[name].steps for name in ("loss_scale", "loss", "lr") if name in points and len(points[name].steps)),
+        np.empty(0, np.int64),
+    )
+    if not len(steps):
+        return 1, Numbering()
+    first = int(steps[0])
+    usual = int(np.median(np.diff(steps))) if len(steps) > 1 else 1
+    if system.in_samples:  # of every step
+        return 1, Numbering(usual if first else 0, usual)
+    if first == 0 or (usual > 1 and first % usual == usual - 1):
+        return usual, Numbering(0)
+    return usual, Numbering(1)
+
+
+def _growth_interval(events: Sequence[Event], numbering: Numbering) -> int | None:
+    """Steps from one change of the scale to the growth after it, where two growths agree."""
+    changes = [event for event in events if event.kind in ("scale_growth", "scale_backoff", "scale_set")]
+    distances = Counter(
+        numbering.count(after.step) - numbering.count(before.step)
+        for before, after in itertools.pairwise(changes)
+        if after.kind == "scale_growth"
+    )
+    if not distances:
+        return None
+    distance, times = distances.most_common(1)[0]
+    return distance if times >= 2 else None
