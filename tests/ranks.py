@@ -8,11 +8,7 @@ whole, in float64, and without tbnum.
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,15 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.fsdp import ShardingStrategy as Strategy
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import tbnum
-from tests.loops import Half, batches
+from tests.loops import batches
 
 STEPS, SIZE, WIDTH = 6, 8, 6
 MAX_NORM = 0.3

@@ -14,13 +14,14 @@ import re
 import struct
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tbnum.log.ranks import COMBINED, SHARD, WATCHED, RankRecord, Ranks, RanksSession, match_sessions, same_tensors
 from tbnum.log.record_file import RecordTail, decode, first_record
 from tbnum.log.schema import (
     ENDED_CLOSED,
@@ -44,6 +45,7 @@ from tbnum.log.schema import (
     column,
     trailer_schema_id,
 )
+from tbnum.log.tensors_ranks import RankHistograms, RankTensors
 from tbnum.log.tensors_reader import Histograms, Session, Tensors, TensorsFile
 
 __all__ = ["Explain", "Run", "Totals", "Unreadable", "find_runs", "read"]
@@ -173,9 +175,16 @@ class Run:
         self._version = 0
         self._files: list[_SessionFile] = []  # of the lowest rank, oldest first
         self._other_ranks: dict[int, list[str]] = {}
+        self._ranks_files: dict[int, list[_SessionFile]] = {}  # of the others, once they were asked for
+        self._kept_of_ranks: frozenset[str] | None = None  # the columns of theirs that are in memory
+        self._ranks: Ranks | None = None
+        self._spread: bool | None = None
+        self._views: dict[str, np.ndarray] | None = None
+        self._told: dict[str, dict[str, Any]] = {}  # by file of another rank: what its head says
         self._trouble: list[str] = []  # with the folder as a whole
         self._steps = _Steps()
         self._taken: list[_Taken] = []  # what of each file is in `_steps`
+        self._takes: list[_Taken] = []  # likewise, of every chosen file
         self._events: list[Event] = []
         self._explained: list[Event] | None = None
         self._tensors_files: dict[Path, TensorsFile] = {}  # those that were asked for
@@ -190,7 +199,18 @@ class Run:
     def steps(self) -> dict[str, np.ndarray]:
         """Columns by name, one entry a step, equal lengths, `step` strictly increasing, read-only. Unknown is NaN."""
         with self._loading():
-            return self._steps.views()
+            if self._views is None:
+                self._views = self._steps.views()
+                if self._is_spread():
+                    own = {name: values for name, values in self._views.items() if not is_share(name)}
+                    self._views = {**own, **self._all_ranks().combined()}
+            return dict(self._views)
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """What each of several processes recorded; None where there is one. The first use reads all of their files."""
+        with self._loading():
+            return self._all_ranks() if self._other_ranks or self._world_size() > 1 else None
 
     @property
     def raw_events(self) -> list[Event]:
@@ -219,7 +239,10 @@ class Run:
                 elements = (
                     {name: math.prod(shape) for name, shape in shapes.items()} if isinstance(shapes, dict) else {}
                 )
-                self._tensors = Tensors(self._tables(), elements)
+                if self._is_spread():
+                    self._tensors = RankTensors(self._all_ranks(), self._tables_of_ranks(), elements)
+                else:
+                    self._tensors = Tensors(self._tables(), elements)
             return self._tensors
 
     @property
@@ -232,7 +255,10 @@ class Run:
         """Exponent histograms by their source: `histograms["gradient"].at(step)`. As `tensors`, read when asked for."""
         with self._loading():
             if self._histograms is None:
-                self._histograms = Histograms(self._tables())
+                if self._is_spread():
+                    self._histograms = RankHistograms(self._all_ranks(), self._tables_of_ranks())
+                else:
+                    self._histograms = Histograms(self._tables())
             return self._histograms
 
     @property
@@ -241,7 +267,7 @@ class Run:
 
         - "sessions": what each session told, oldest first, with its "file";
         - "dropped": how many records could not be written, by reason, all sessions together;
-        - "ranks": file names of the ranks that `steps` does not show, by rank.
+        - "ranks": file names of the other ranks, by rank; `steps` are the lowest rank's, with what `ranks` combined.
         """
         with self._loading():
             sessions = [file.described() for file in self._files]
@@ -258,7 +284,11 @@ class Run:
         """What could not be read, in words; of tables of tensors, once they were asked for."""
         with self._loading():
             files = self._chosen()
+            if self._is_spread():
+                files = [*files, *(file for files in self._ranks_files.values() for file in files)]
             problems = self._trouble + [problem for file in files for problem in file.problems()]
+            if self._is_spread():
+                problems += self._all_ranks().problems()
             tables = [self._tensors_files[file.path] for file in files if file.path in self._tensors_files]
             return problems + [problem for file in tables for problem in file.problems()]
 
@@ -293,6 +323,8 @@ class Run:
             changed = self._find_files()
             for file in self._files:
                 changed = file.refresh() or changed
+            if self._ranks_files:
+                changed = self._read_ranks() or changed
             for table in self._tensors_files.values():
                 changed = table.refresh() or changed
             self._files.sort(key=lambda file: _order(file.path, file.start))
@@ -301,6 +333,7 @@ class Run:
                 self._version += 1
                 self._explained = None
                 self._tensors = self._histograms = None
+                self._ranks = self._views = self._spread = None
             return bool(self._files) if first_time else changed
 
     # -- inside
@@ -321,16 +354,114 @@ class Run:
         self._files = [known.get(path) or _SessionFile(path) for path in paths]
         return before != (set(paths), self._other_ranks, self._trouble)
 
+    # -- several ranks
+
+    def _world_size(self) -> int:
+        size = self._chosen()[-1].meta.get("world_size") if self._chosen() else None
+        return size if isinstance(size, int) else 1
+
+    def _is_spread(self) -> bool:
+        """Whether other ranks have a part of what this run's columns tell. From the heads of their files, once each."""
+        if self._spread is None:
+            self._spread = self._find_spread()
+        return self._spread
+
+    def _find_spread(self) -> bool:
+        chosen = self._chosen()
+        if not chosen or (not self._other_ranks and self._world_size() == 1):
+            return False
+        if any(file.meta.get("layouts") for file in chosen):
+            return True
+        own = [file.meta for file in chosen]
+        for name in (name for names in self._other_ranks.values() for name in names):
+            if name not in self._told:
+                record = first_record(self.folder / name, TAG_SESSION, within=_HEAD_BYTES)
+                try:
+                    meta = None if record is None else json.loads(record.payload)
+                except ValueError:
+                    meta = None
+                if not isinstance(meta, dict):
+                    continue  # it has not begun, or lost its head
+                self._told[name] = meta
+            if not any(same_tensors(meta, self._told[name]) for meta in own):
+                return True
+        return False
+
+    def _read_ranks(self) -> bool:
+        """Reads what the other ranks appended. True where anything changed."""
+        changed = False
+        kept = COMBINED if self._is_spread() else WATCHED
+        if kept is not self._kept_of_ranks:
+            self._ranks_files, self._kept_of_ranks = {}, kept
+        for rank, names in self._other_ranks.items():
+            known = {file.path.name: file for file in self._ranks_files.get(rank, ())}
+            changed = changed or known.keys() != set(names)
+            files = [known.get(name) or _SessionFile(self.folder / name, kept) for name in names]
+            for file in files:
+                changed = file.refresh() or changed
+            self._ranks_files[rank] = sorted(files, key=lambda file: _order(file.path, file.start))
+        return changed
+
+    def _all_ranks(self) -> Ranks:
+        if self._ranks is None:
+            if self._ranks_files.keys() != self._other_ranks.keys():
+                self._read_ranks()
+            steps = {name: values for name, values in self._steps.views().items() if not is_share(name)}
+            self._ranks = Ranks(steps, self._sessions_of_ranks(), self._world_size())
+        return self._ranks
+
+    def _sessions_of_ranks(self) -> list[RanksSession]:
+        matches = self._matches()
+        sessions = []
+        first_row = 0
+        for taken in self._takes:
+            by_rank = {rank: file.as_rank_record() for rank, file in matches[taken.file.path].items()}
+            sessions.append(RanksSession(first_row, first_row + taken.rows, by_rank))
+            first_row += taken.rows
+        return sessions
+
+    def _matches(self) -> dict[Path, dict[int, _SessionFile]]:
+        """By each chosen session of the lowest rank: every rank's file of that session."""
+        own = self._files
+        starts = [file.start_time for file in own]
+        matches: dict[Path, dict[int, _SessionFile]] = {
+            file.path: {_parse_name(file.path.name).rank: file} for file in own
+        }
+        for rank, files in sorted(self._ranks_files.items()):
+            for mine, at in zip(own, match_sessions(starts, [file.start_time for file in files]), strict=True):
+                if at is not None:
+                    matches[mine.path][rank] = files[at]
+        return {file.path: matches[file.path] for file in self._chosen()}
+
+    def _tables_of_ranks(self) -> list[dict[int, Session]]:
+        """As `_tables`, of every rank, for each of `Ranks.sessions`."""
+        matches = self._matches()
+        cuts = {session.file.path: session.cut for session in self._tables()}
+        return [
+            {
+                rank: Session(
+                    self._tensors_file(file),
+                    cuts[self._tensors_file(taken.file).path],
+                    dict(file.part_starts),
+                )
+                for rank, file in matches[taken.file.path].items()
+            }
+            for taken in self._takes
+        ]
+
+    def _tensors_file(self, file: _SessionFile) -> TensorsFile:
+        if file.path not in self._tensors_files:
+            name = file.path.name.removesuffix(RECORD_SUFFIX) + TENSORS_SUFFIX
+            self._tensors_files[file.path] = TensorsFile(file.path.with_name(name))
+            self._tensors_files[file.path].refresh()
+        return self._tensors_files[file.path]
+
     def _tables(self) -> list[Session]:
         """The chosen sessions' tables of tensors, oldest first, and what of them is superseded."""
         sessions: list[Session] = []
         cut: int | None = None
         for file in reversed(self._chosen()):
-            if file.path not in self._tensors_files:
-                name = file.path.name.removesuffix(RECORD_SUFFIX) + TENSORS_SUFFIX
-                self._tensors_files[file.path] = TensorsFile(file.path.with_name(name))
-                self._tensors_files[file.path].refresh()
-            sessions.append(Session(self._tensors_files[file.path], cut, dict(file.part_starts)))
+            sessions.append(Session(self._tensors_file(file), cut, dict(file.part_starts)))
             if file.start is not None:
                 cut = file.start if cut is None else min(cut, file.start)
         return sessions[::-1]
@@ -347,6 +478,7 @@ class Run:
             if file.start is not None:
                 cut = file.start if cut is None else min(cut, file.start)
         takes.reverse()
+        self._takes = takes
         self._events = sorted(events, key=lambda event: event.step)  # stable: within a step as they were written
         takes = [taken for taken in takes if taken.rows]
         if len(takes) == 1 and takes[0].rows == takes[0].file.steps.count:
@@ -526,11 +658,12 @@ def _unknown(dtype: np.dtype[Any]) -> float | bool | int:
 
 
 class _SessionFile:
-    """One session as its file tells it."""
+    """One session as its file tells it. `kept`: the columns that are kept, without an optimizer's name; None: all."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept: frozenset[str] | None = None) -> None:
         self.path = path
         self.generation = 0  # changes when rows were taken back
+        self._kept = kept
         self._tail = RecordTail(path)
         self._clear()
 
@@ -558,6 +691,14 @@ class _SessionFile:
         """`meta`, and where it stands; what is known from the file's name where it was lost."""
         named = _parse_name(self.path.name)
         return {"start_time": named.unix_ms / 1000, **self.meta, "file": self.path.name}
+
+    @property
+    def start_time(self) -> float:
+        return float(self.described()["start_time"])
+
+    def as_rank_record(self) -> RankRecord:
+        ended = self.meta.get("ended")
+        return RankRecord(self.meta, self.steps.views(), self.events, ended if isinstance(ended, str) else None)
 
     def problems(self) -> list[str]:
         problems = [*self._tail.problems(), *self._garbled]
@@ -637,7 +778,7 @@ class _SessionFile:
         if "step" not in layout.names:
             raise ValueError("its columns lack `step`")
         self._dtypes[schema_id] = dtype
-        self.steps.provide(layout.names)
+        self.steps.provide(self._wanted(layout.names))
         for offset, payload in self._without_layout.pop(schema_id, ()):
             self._queue(offset, payload, schema_id)
 
@@ -687,7 +828,10 @@ class _SessionFile:
         if last is not None and first <= last:  # back without a session record that says so: it was lost
             self._part_events = len(self.events)
             self._supersede(first)
-        self.steps.append(rows)
+        self.steps.append(rows if self._kept is None else rows[self._wanted(rows.dtype.names or ())])
+
+    def _wanted(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self._kept is None or name.rpartition("/")[2] in self._kept]
 
     def _take_event(self, event: Event) -> None:
         if event.kind not in UNBOUND_KINDS:
@@ -726,6 +870,11 @@ class _Name(NamedTuple):
 
 
 _NAME = re.compile(r"(\d+)\.[^.]*\.\d+(?:\.rank(\d+))?" + re.escape(RECORD_SUFFIX))
+
+
+def is_share(name: str) -> bool:
+    """Whether a column is a rank's share of another."""
+    return name.endswith(SHARD)
 
 
 def _is_record_file(name: str) -> bool:

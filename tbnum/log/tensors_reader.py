@@ -269,6 +269,15 @@ class Tensors(Mapping[str, TensorSeries]):
         """Names of all tensors, whatever their columns."""
         return _union(file.names[key] for file, places in self._kept for key in _keys(places, "names"))
 
+    def names_of(self, optimizer: str | None) -> tuple[str, ...]:
+        """Names of one optimizer's tensors, in its order; None where there is one optimizer alone."""
+        return _union(
+            file.names[names]
+            for file, places in self._kept
+            for names, columns in dict.fromkeys((place.head.names, place.head.columns) for place in places)
+            if file.optimizers.get(columns) == optimizer and "grad_norm" in file.columns[columns]
+        )
+
     def steps_of(self, *reasons: str) -> np.ndarray:
         """(S,) the steps that have a table written for one of `reasons`, rising. Reads nothing."""
         kinds = [TABLE_REASONS.index(reason) for reason in reasons]
@@ -342,6 +351,12 @@ class Tensors(Mapping[str, TensorSeries]):
             self._check(column)
         steps, names, values, _ = self._together(columns, beside, first_step, last_step, None, dtype)
         return steps, names, values
+
+    def all_together(
+        self, columns: Sequence[str], beside: Sequence[str], first_step: int | None, last_step: int | None
+    ) -> tuple[np.ndarray, tuple[str, ...], dict[str, np.ndarray], np.ndarray]:
+        """As `read_together`, columns that no table has included, and the reasons (S,)."""
+        return self._together(columns, beside, first_step, last_step, None, np.float64)
 
     def changed_from(self, earlier: Tensors) -> int | None:
         """The first step whose tables are not as in an earlier snapshot of the run; None where all are."""
@@ -533,6 +548,10 @@ class HistogramSeries:
 
     def __repr__(self) -> str:
         return f"HistogramSeries({self.source!r}, steps={len(self.steps)}, names={len(self.names)})"
+
+    @property
+    def kept(self) -> Sequence[_Kept]:
+        return self._kept
 
     def at(self, step: int) -> HistogramTable:
         """The histograms at a step, of the tensors that have one there. KeyError where none has. 1 ms for 150."""

@@ -1,0 +1,387 @@
+"""Puts together what the ranks of a run recorded, each for itself.
+
+Every rank has its own record, of the same steps. Where tensors are replicated (DDP), all ranks know the same norms,
+and the lowest rank's record is the run's. Where they are spread over ranks (FSDP, tensor parallel, pipeline stages), a
+rank recorded its share of each norm: squared, the shares add up. Which ranks' shares make the whole follows from what
+each rank told of itself (`layouts` in its meta): of ranks with the same tensors one set counts, ranks with other
+tensors add to it. What cannot be put together is NaN, and `problems` says why.
+
+Pure: no file is read here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tbnum.log.schema import OPTIMIZER_COLUMNS, SHARD_COLUMNS, Event
+
+__all__ = ["Plan", "RankRecord", "Ranks", "RanksSession", "match_sessions", "plan_of", "same_tensors"]
+
+SHARD = "_shard"
+_NORMS = {"grad_norm": "gradients", "grad_norm_clipped": "gradients", "param_norm": "parameters"}
+_NORMS["update_norm"] = "parameters"
+
+WATCHED = frozenset({"step", "wall_time", "loss", "micro_batches", "loss_scale", "skipped", "nonfinite_tensors"})
+"""Columns of the other ranks that are kept in memory where all ranks know the same norms."""
+COMBINED = WATCHED | {"clip_coef", "max_norm", *_NORMS} | {column.name for column in SHARD_COLUMNS}
+"""And where the norms have to be put together."""
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank's record of one session."""
+
+    meta: Mapping[str, Any]
+    steps: Mapping[str, np.ndarray]  # columns, `step` strictly increasing
+    events: Sequence[Event]
+    ended: str | None  # None: it goes on, or was killed
+
+
+class RanksSession(NamedTuple):
+    """A session of the run: the rows of the run's steps that it made, and each rank's record of it."""
+
+    first_row: int
+    end_row: int
+    by_rank: Mapping[int, RankRecord]  # the lowest rank first
+
+
+class Plan(NamedTuple):
+    """Which ranks' shares make an optimizer's norms. Each entry of `gradients` and `parameters` is the ranks that
+    together hold one set of tensors; different entries hold different tensors."""
+
+    gradients: Sequence[tuple[int, ...]] = ()
+    parameters: Sequence[tuple[int, ...]] = ()
+    problem: str | None = None  # why the norms of gradients cannot be put together
+    parameters_problem: str | None = None
+    sharded: frozenset[int] = frozenset()  # the ranks whose record has shares
+
+    @property
+    def is_of_one_rank(self) -> bool:
+        """Whether one rank alone knows all."""
+        return not self.sharded and len(self.gradients) <= 1
+
+
+def match_sessions(own: Sequence[float], others: Sequence[float]) -> list[int | None]:
+    """For each session that began at `own` the one of another rank's, which began at `others`; None without one.
+
+    Ranks begin a session together, and restart together: the nearest start in time is its. Each is taken once; both
+    rise.
+    """
+    pairs = sorted((abs(mine - other), i, j) for i, mine in enumerate(own) for j, other in enumerate(others))
+    found: list[int | None] = [None] * len(own)
+    taken: set[int] = set()
+    for distance, i, j in pairs:
+        # A session that is nearer to another of the own ones belongs there, even where that one has a nearer still.
+        if found[i] is None and j not in taken and distance <= min(abs(mine - others[j]) for mine in own):
+            found[i] = j
+            taken.add(j)
+    return found
+
+
+# -- which shares make the whole -------------------------------------------------------------------------------------
+
+
+def same_tensors(meta: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two ranks hold whole tensors, and the same: then each knows the norms by itself."""
+    if meta.get("layouts") or other.get("layouts"):
+        return False
+    names = set(meta.get("optimizers") or {}) | set(other.get("optimizers") or {})
+    return all(_tensors_of(meta, name) == _tensors_of(other, name) for name in names)
+
+
+def _tensors_of(meta: Mapping[str, Any], optimizer: str) -> Any:
+    """What tells one set of tensors from another."""
+    layout = (meta.get("layouts") or {}).get(optimizer)
+    if layout is not None:
+        return "names", layout.get("names")
+    described = (meta.get("optimizers") or {}).get(optimizer)
+    if not isinstance(described, Mapping):
+        return None
+    parameters = meta.get("parameters")
+    names = tuple(parameters) if isinstance(parameters, Mapping) else None
+    return described.get("parameters"), described.get("shapes"), names
+
+
+def plan_of(optimizer: str, metas: Mapping[int, Mapping[str, Any]]) -> Plan:
+    """From what each rank told of itself. Ranks that told nothing are not known to exist, unless another names them."""
+    layouts = {rank: (meta.get("layouts") or {}).get(optimizer) for rank, meta in metas.items()}
+    sharded = frozenset(rank for rank, layout in layouts.items() if layout is not None)
+    gradients, problem = _sets(optimizer, metas, layouts, "gradients")
+    parameters, parameters_problem = _sets(optimizer, metas, layouts, "parameters")
+    return Plan(gradients, parameters, problem, parameters_problem, sharded)
+
+
+def _sets(
+    optimizer: str, metas: Mapping[int, Mapping[str, Any]], layouts: Mapping[int, Any], of: str
+) -> tuple[list[tuple[int, ...]], str | None]:
+    sets: dict[Any, list[tuple[int, ...]]] = {}  # by their tensors: the groups of ranks that hold them
+    for rank, meta in metas.items():
+        layout = layouts[rank]
+        held_by: tuple[int, ...] = (rank,)
+        if layout is not None:
+            parts = layout[of]
+            if "unknown" in parts:
+                unknown = parts["unknown"]
+                what = "gradient" if of == "gradients" else "parameter"
+                return [], f"of the {what} {unknown['tensor']}: {unknown['why']}"
+            if "1" not in parts["owned"]:
+                sets.setdefault(_tensors_of(meta, optimizer), [])
+                continue  # its parts are copies of another rank's
+            held_by = tuple(parts["ranks"])
+        groups = sets.setdefault(_tensors_of(meta, optimizer), [])
+        if held_by not in groups:
+            groups.append(held_by)
+    chosen = []
+    for groups in sets.values():
+        if not groups:
+            return [], "the ranks whose parts count wrote no record in this folder"
+        whole = [ranks for ranks in groups if all(rank in metas for rank in ranks)]
+        chosen.append(whole[0] if whole else groups[0])
+        missing = [rank for rank in chosen[-1] if rank not in metas]
+        if missing:
+            return [], f"{ranks_text(missing)} wrote no record in this folder, and hold{_s(missing)} a part of them"
+    return chosen, _not_disjoint(chosen, metas)
+
+
+def _not_disjoint(chosen: Sequence[tuple[int, ...]], metas: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Why sets of tensors cannot be told to be different ones."""
+    seen: dict[str, int] = {}
+    for ranks in chosen if len(chosen) > 1 else ():
+        parameters = metas[ranks[0]].get("parameters")
+        if not isinstance(parameters, Mapping):
+            return "ranks hold different tensors, and the log does not have their names to tell them apart"
+        for name in parameters:
+            if name in seen:
+                return f"ranks {seen[name]} and {ranks[0]} hold different tensors that are both called {name!r}"
+            seen[name] = ranks[0]
+    return None
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 1, 2 and 5`, `ranks 1 to 7`."""
+    ranks = list(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    if len(ranks) > 8:
+        return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _s(ranks: Sequence[int]) -> str:
+    return "s" if len(ranks) == 1 else ""
+
+
+# -- the run as all ranks have it ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ranks:
+    """A run as its ranks recorded it. `steps` are the run's, those of its lowest rank."""
+
+    steps: Mapping[str, np.ndarray]
+    sessions: Sequence[RanksSession]
+    world_size: int = 1
+    _plans: list[dict[str, Plan]] = field(default_factory=list)
+    _columns: dict[str, tuple[tuple[int, ...], np.ndarray]] = field(default_factory=dict)
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """Those that have a record, the lowest first."""
+        return tuple(sorted({rank for session in self.sessions for rank in session.by_rank}))
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Those of the newest session that have no record in the folder."""
+        known = self.sessions[-1].by_rank if self.sessions else {}
+        return tuple(rank for rank in range(self.world_size) if rank not in known)
+
+    def column(self, name: str) -> tuple[tuple[int, ...], np.ndarray]:
+        """The ranks (R,) and their values (R, S) at the run's steps, float64; NaN where a rank has none.
+
+        Worked out once: some 5 ms a million steps and rank.
+        """
+        if name not in self._columns:
+            ranks = self.present
+            values = np.full((len(ranks), self._count), np.nan)
+            for row, rank in enumerate(ranks):
+                for session in self.sessions:
+                    rows = slice(session.first_row, session.end_row)
+                    record = session.by_rank.get(rank)
+                    if record is not None:
+                        values[row, rows] = _aligned(record.steps, name, self.steps["step"][rows])
+            values.setflags(write=False)
+            self._columns[name] = ranks, values
+        return self._columns[name]
+
+    @property
+    def _count(self) -> int:
+        return len(self.steps.get("step", ()))
+
+    def plans(self) -> list[dict[str, Plan]]:
+        """Of each session, by optimizer."""
+        if not self._plans:
+            for session in self.sessions:
+                metas = {rank: record.meta for rank, record in session.by_rank.items()}
+                names = next(iter(metas.values())).get("optimizers") or {} if metas else {}
+                self._plans.append({name: plan_of(name, metas) for name in names})
+        return self._plans
+
+    def combined(self) -> dict[str, np.ndarray]:
+        """Columns (S,) that no rank has by itself, in place of those in `steps`. Some 50 ms a million steps and rank."""
+        found: dict[str, np.ndarray] = {}
+        for session, plans in zip(self.sessions, self.plans(), strict=True):
+            rows = slice(session.first_row, session.end_row)
+            step = self.steps["step"][rows]
+            for optimizer, plan in plans.items():
+                if plan.is_of_one_rank and plan.problem is None:
+                    continue
+                prefix = f"{optimizer}/" if len(plans) > 1 else ""
+                get = _Getter(session.by_rank, step, prefix)
+                for name, values in _combined(plan, get, len(step)).items():
+                    if prefix + name not in found:
+                        own = self.steps.get(prefix + name)
+                        found[prefix + name] = np.full(self._count, np.nan) if own is None else own.copy()
+                    found[prefix + name][rows] = values
+        for values in found.values():
+            values.setflags(write=False)
+        return found
+
+    def problems(self) -> list[str]:
+        """Why norms are unknown, each reason once."""
+        problems: dict[str, None] = {}
+        for session, plans in zip(self.sessions, self.plans(), strict=True):
+            for optimizer, plan in plans.items():
+                whose = f" of {optimizer}" if len(plans) > 1 else ""
+                if plan.problem is not None:
+                    problems[f"the norms of the gradients{whose} cannot be put together: {plan.problem}"] = None
+                if plan.parameters_problem not in (None, plan.problem):
+                    problems[
+                        f"the norms of the parameters{whose} cannot be put together: {plan.parameters_problem}"
+                    ] = None
+                if plan.is_of_one_rank or plan.problem is not None or session.end_row == session.first_row:
+                    continue
+                last = int(self.steps["step"][session.end_row - 1])
+                for rank in sorted({rank for ranks in plan.gradients for rank in ranks}):
+                    steps = session.by_rank[rank].steps.get("step", np.empty(0))
+                    record = session.by_rank[rank]
+                    if not len(steps):
+                        problems[f"rank {rank} recorded no step: the norms{whose} are unknown"] = None
+                    elif steps[-1] < last and record.ended is not None:
+                        problems[
+                            f"the record of rank {rank} ends at step {steps[-1]}: from there on the norms{whose}, of "
+                            "which it has a part, are unknown"
+                        ] = None
+        return list(problems)
+
+
+class _Getter:
+    """Columns of the ranks of a session, at the run's steps."""
+
+    def __init__(self, by_rank: Mapping[int, RankRecord], step: np.ndarray, prefix: str) -> None:
+        self._by_rank = by_rank
+        self._step = step
+        self._prefix = prefix
+
+    def __call__(self, rank: int, name: str) -> np.ndarray:
+        return _aligned(self._by_rank[rank].steps, self._prefix + name, self._step)
+
+
+def _aligned(columns: Mapping[str, np.ndarray], name: str, step: np.ndarray) -> np.ndarray:
+    """A rank's column at steps (S,), NaN where it has none."""
+    values, own = columns.get(name), columns.get("step", np.empty(0, np.int64))
+    found = np.full(len(step), np.nan)
+    if values is None or not len(own) or not len(step):
+        return found
+    count = min(len(own), len(step))
+    if own[0] == step[0] and own[count - 1] == step[count - 1] and np.array_equal(own[:count], step[:count]):
+        found[:count] = values[:count]  # as ranks that step together have it
+        return found
+    at = np.minimum(np.searchsorted(own, step), len(own) - 1)
+    there = own[at] == step
+    found[there] = values[at[there]]
+    return found
+
+
+def _combined(plan: Plan, get: Callable[[int, str], np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """The columns of one optimizer over the steps of one session."""
+    unknown = np.full(count, np.nan)
+    wholes: dict[str, list[np.ndarray]] = {name: [] for name in ("grad_norm", "grad_norm_clipped", "nonfinite_tensors")}
+    clips: list[np.ndarray] = []
+    thresholds: list[np.ndarray] = []
+    for ranks in () if plan.problem else plan.gradients:
+        norm = _joined(_shares(plan, get, ranks, "grad_norm"))
+        clipped = _joined(_shares(plan, get, ranks, "grad_norm_clipped"))
+        clip = _same(get(rank, "clip_coef") for rank in ranks)
+        max_norm = _same(get(rank, "max_norm") for rank in ranks)
+        skipped = get(ranks[0], "skipped") != 0
+        # A clip by torch of sharded gradients goes by their whole norm, which no rank's record has: it is here.
+        derived = np.where(skipped, np.nan, np.minimum(1.0, max_norm / (norm + 1e-6)))
+        ratio = _ratio(clipped, norm)
+        with np.errstate(invalid="ignore"):
+            clipped = np.where(np.isnan(clipped), norm * derived, clipped)
+            as_derived = np.isnan(ratio) | (np.abs(ratio - derived) < 1e-4 * derived)
+        was_clipped = ~np.isnan(derived) | np.any([~np.isnan(get(rank, "clip_coef")) for rank in ranks], axis=0)
+        measured = np.where(as_derived & ~np.isnan(derived), derived, ratio)
+        clips.append(np.where(np.isnan(clip), np.where(was_clipped, measured, np.nan), clip))
+        thresholds.append(max_norm)
+        wholes["grad_norm"].append(norm)
+        wholes["grad_norm_clipped"].append(clipped)
+        wholes["nonfinite_tensors"].append(_most([get(rank, "nonfinite_tensors") for rank in ranks]))
+    found = {name: _joined(parts) if parts else unknown for name, parts in wholes.items()}
+    if wholes["nonfinite_tensors"]:
+        found["nonfinite_tensors"] = np.sum(wholes["nonfinite_tensors"], axis=0)
+    # A NaN norm beside a known count is a measured one.
+    found["nonfinite_tensors"] = np.where(
+        np.isnan(found["grad_norm"]) & ~(found["nonfinite_tensors"] > 0), np.nan, found["nonfinite_tensors"]
+    )
+    found["max_norm"] = _same(thresholds) if thresholds else unknown
+    found["clip_coef"] = unknown
+    if clips:
+        one = _same(clips)
+        any_clip = np.any([~np.isnan(clip) for clip in clips], axis=0)
+        ratio = _ratio(found["grad_norm_clipped"], found["grad_norm"])
+        found["clip_coef"] = np.where(np.isnan(one) & any_clip, ratio, one)
+    for name in ("param_norm", "update_norm"):
+        parts = [_joined(_shares(plan, get, ranks, name)) for ranks in plan.parameters]
+        found[name] = _joined(parts) if parts and plan.parameters_problem is None else unknown
+    return found
+
+
+def _shares(plan: Plan, get: Callable[[int, str], np.ndarray], ranks: Sequence[int], name: str) -> list[np.ndarray]:
+    return [get(rank, name + SHARD if rank in plan.sharded else name) for rank in ranks]
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """(S,) norms of the whole from those of its parts; NaN where one is."""
+    whole: np.ndarray = np.hypot.reduce(np.abs(parts), axis=0)
+    return np.where(np.any(np.isnan(parts), axis=0), np.nan, whole)
+
+
+def _most(counts: Sequence[np.ndarray]) -> np.ndarray:
+    """(S,) gradients that are not finite, at least: each rank counts those whose part it holds is not.
+
+    Unknown where no rank found one, and one did not tell.
+    """
+    stacked = np.array(counts)
+    most = np.where(np.isnan(stacked), 0, stacked).max(axis=0)
+    return np.where((most == 0) & np.isnan(stacked).any(axis=0), np.nan, most)
+
+
+def _same(columns: Iterable[np.ndarray]) -> np.ndarray:
+    """(S,) the value that all have; NaN where they differ or one has none."""
+    first, *others = columns
+    for other in others:
+        first = np.where(first == other, first, np.nan)
+    return first
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(whole > 0, part / whole, np.nan)

@@ -1,0 +1,305 @@
+"""Statistics and histograms of tensors that are spread over ranks: each rank's tables, put together when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tbnum.log.ranks import Plan, RankRecord, Ranks
+from tbnum.log.schema import HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
+from tbnum.log.tensors import HistogramTable
+from tbnum.log.tensors_reader import Histograms, HistogramSeries, Session, StepTable, Tensors
+
+__all__ = ["RankHistograms", "RankTensors"]
+
+_OF_PARAMETERS = ("param_norm", "update_norm")
+
+
+class _Part(NamedTuple):
+    """One rank's values of a column: (S, P), and the steps (S,) at which it has any; what of it counts."""
+
+    values: np.ndarray
+    there: np.ndarray  # (S,) bool
+    counts: np.ndarray  # (P,) bool
+    elements: np.ndarray  # (P,) on this rank
+
+
+class _Owned:
+    """Which of a session's tensors count on which rank, by name."""
+
+    def __init__(self, by_rank: Mapping[int, RankRecord], plans: Mapping[str, Plan]) -> None:
+        self.by_rank = by_rank
+        self._plans = plans
+        self._several = len(plans) > 1
+        self._known: dict[tuple[int, str], dict[str, tuple[bool, int]]] = {}
+
+    def of(self, rank: int, column: str, tables: Tensors) -> dict[str, tuple[bool, int]]:
+        """By name of a tensor: whether this rank's part of `column` counts, and how many elements it has here."""
+        kind = "parameters" if column in _OF_PARAMETERS else "gradients"
+        key = (rank, kind)
+        if key not in self._known:
+            found: dict[str, tuple[bool, int]] = {}
+            layouts = self.by_rank[rank].meta.get("layouts") or {}
+            for optimizer, plan in self._plans.items():
+                names = tables.names_of(optimizer if self._several else None)
+                ranks = plan.parameters if kind == "parameters" else plan.gradients
+                told = plan.parameters_problem if kind == "parameters" else plan.problem
+                counts = told is None and any(rank in each for each in ranks)
+                layout = layouts.get(optimizer)
+                if layout is None:
+                    found |= {name: (counts, 1) for name in names}
+                elif len(names) == len(layout[kind]["owned"]):
+                    owned, elements = layout[kind]["owned"], layout["elements"]
+                    found |= {name: (counts and owned[at] == "1", int(elements[at])) for at, name in enumerate(names)}
+            self._known[key] = found
+        return self._known[key]
+
+
+class RankTensors(Tensors):
+    """`Tensors` of a run whose ranks have a part of each. A value is unknown where a rank's part of it is.
+
+    What is no parameter's (activations) is the lowest rank's. Costs what each rank's tables cost, together.
+    """
+
+    def __init__(self, ranks: Ranks, sessions: Sequence[Mapping[int, Session]], elements: Mapping[str, int]) -> None:
+        super().__init__([session for by_rank in sessions for session in by_rank.values()], elements)
+        self._sessions = [
+            (_Owned(each.by_rank, plans), {rank: Tensors([session], elements) for rank, session in by_rank.items()})
+            for each, plans, by_rank in zip(ranks.sessions, ranks.plans(), sessions, strict=True)
+        ]
+
+    def _together(
+        self,
+        columns: Sequence[str],
+        beside: Sequence[str],
+        first_step: int | None,
+        last_step: int | None,
+        names: Sequence[str] | None,
+        dtype: type[np.floating[Any]],
+    ) -> tuple[np.ndarray, tuple[str, ...], dict[str, np.ndarray], np.ndarray]:
+        wanted = tuple(dict.fromkeys([*columns, *beside]))
+        every = self.names_with(columns)
+        asked = every if names is None else tuple(dict.fromkeys(names))
+        missing = set(asked).difference(every)
+        if missing:
+            raise KeyError(f"no tensor {min(missing)!r} has a {columns[0]!r}")
+        steps: list[np.ndarray] = []
+        reasons: list[np.ndarray] = []
+        values: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
+        for owned, by_rank in self._sessions:
+            read = {
+                rank: each.all_together(columns, beside, first_step, last_step)
+                for rank, each in by_rank.items()
+                if not set(columns).isdisjoint(each)
+            }
+            here = np.unique(np.concatenate([found[0] for found in read.values()] or [np.empty(0, np.int64)]))
+            for name in wanted:
+                parts = [
+                    _part(here, asked, found, name, owned.of(rank, name, by_rank[rank])) for rank, found in read.items()
+                ]
+                values[name].append(_combined(name, parts, len(here), len(asked)).astype(dtype))
+            steps.append(here)
+            reasons.append(_reasons(here, list(read.values())))
+        order = np.argsort(np.concatenate(steps), kind="stable")
+        joined = np.concatenate(steps)[order]
+        last = np.append(joined[1:] != joined[:-1], True)[: len(joined)]  # of a step in two sessions the later one's
+        kept = order[last]
+        return (
+            joined[last],
+            asked,
+            {name: np.concatenate(each)[kept] for name, each in values.items()},
+            np.concatenate(reasons)[kept],
+        )
+
+    def at(self, step: int, columns: Sequence[str] | None = None) -> list[StepTable]:
+        found: list[StepTable] = []
+        for owned, by_rank in self._sessions:
+            tables: dict[tuple[str | None, tuple[str, ...]], dict[int, list[StepTable]]] = {}
+            for rank, each in by_rank.items():
+                for table in each.at(step, columns):
+                    of_ranks = tables.setdefault((table.optimizer, table.names), {})
+                    of_ranks.setdefault(rank, []).append(table)
+            for (optimizer, names), of_ranks in tables.items():
+                combined = {}
+                for column in dict.fromkeys(c for some in of_ranks.values() for table in some for c in table.columns):
+                    parts = []
+                    for rank, each in by_rank.items():
+                        having = [table.columns[column] for table in of_ranks.get(rank, ()) if column in table.columns]
+                        values = having[-1] if having else np.full(len(names), np.nan)
+                        counted = _counted(names, owned.of(rank, column, each))
+                        parts.append(_Part(values[None], np.array([bool(having)]), *counted))
+                    combined[column] = _combined(column, parts, 1, len(names))[0]
+                reason = max((t.reason for some in of_ranks.values() for t in some), key=_gravity)
+                found.append(StepTable(optimizer, reason, names, combined))
+        return found
+
+
+def _gravity(reason: str) -> int:
+    return TABLE_REASONS.index(reason) if reason in TABLE_REASONS else -1
+
+
+_Read = tuple[np.ndarray, tuple[str, ...], dict[str, np.ndarray], np.ndarray]
+
+
+def _part(
+    steps: np.ndarray, names: Sequence[str], read: _Read, column: str, owned: Mapping[str, tuple[bool, int]]
+) -> _Part:
+    """A rank's column at all of `steps` and of all of `names`."""
+    own_steps, own_names, values, _ = read
+    rows = np.searchsorted(steps, own_steps)
+    at = {name: place for place, name in enumerate(own_names)}
+    here = [place for place, name in enumerate(names) if name in at]
+    spread = np.full((len(steps), len(names)), np.nan)
+    spread[np.ix_(rows, here)] = values[column][:, [at[names[place]] for place in here]]
+    there = np.zeros(len(steps), bool)
+    there[rows] = True
+    return _Part(spread, there, *_counted(names, owned))
+
+
+def _counted(names: Sequence[str], owned: Mapping[str, tuple[bool, int]]) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [owned.get(name, (False, 0)) for name in names]
+    return np.array([counts for counts, _ in pairs], bool), np.array([elements for _, elements in pairs], np.int64)
+
+
+def _combined(column: str, parts: Sequence[_Part], rows: int, width: int) -> np.ndarray:
+    """(S, P) of the whole tensors. NaN where a part that counts is unknown."""
+    total = np.zeros((rows, width))
+    weight = np.zeros((rows, width))
+    unknown = np.zeros((rows, width), bool)
+    counted = np.zeros(width, bool)
+    first = np.full((rows, width), np.nan)
+    kind = column.split("/")[0]
+    for part in parts:
+        first = np.where(np.isnan(first), part.values, first)
+        if not part.counts.any():
+            continue
+        counted |= part.counts
+        known = part.counts & ~np.isnan(part.values)
+        if kind.endswith("norm"):
+            total = np.hypot(total, np.where(known, part.values, 0))
+        elif kind == "absmax":
+            total = np.where(known, np.fmax(total, part.values), total)
+        elif kind in ("underflow", "overflow"):
+            total += np.where(known, part.values, 0) * part.elements
+            weight += np.where(known, 1, 0) * part.elements
+        else:
+            total += np.where(known, part.values, 0)
+        # An empty part has no largest element and no share.
+        unknown |= part.counts & np.isnan(part.values) & ((part.elements > 0) | ~part.there[:, None])
+    if kind in ("underflow", "overflow"):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            total = total / weight
+    if kind in ("nan", "inf"):
+        unknown &= total == 0  # of a failure only the ranks that saw it have a table: there are at least so many
+    combined = np.where(unknown, np.nan, total)
+    if kind == "loss_scale" or kind.startswith("activation"):
+        return first
+    return np.where(counted, combined, np.nan)
+
+
+def _reasons(steps: np.ndarray, read: Sequence[_Read]) -> np.ndarray:
+    """(S,) the gravest for which a rank wrote a step."""
+    gravest = np.full(len(steps), -1)
+    for own_steps, _, _, reasons in read:
+        rows = np.searchsorted(steps, own_steps)
+        gravest[rows] = np.maximum(gravest[rows], [_gravity(reason) for reason in reasons.tolist()])
+    return np.array([*TABLE_REASONS, "unknown"])[gravest]
+
+
+class RankHistograms(Histograms):
+    """Histograms of tensors that are spread over ranks: counts add up."""
+
+    def __init__(self, ranks: Ranks, sessions: Sequence[Mapping[int, Session]]) -> None:
+        super().__init__([])
+        by_session = []
+        for each, plans, by_rank in zip(ranks.sessions, ranks.plans(), sessions, strict=True):
+            owned = _Owned(each.by_rank, plans)
+            histograms = {rank: Histograms([session]) for rank, session in by_rank.items()}
+            names = {rank: Tensors([session], {}) for rank, session in by_rank.items()}
+            by_session.append((owned, histograms, names))
+        for source in HISTOGRAM_SOURCES:
+            found = [
+                (owned, {rank: each[source] for rank, each in histograms.items() if source in each}, names)
+                for owned, histograms, names in by_session
+            ]
+            if any(by_rank for _, by_rank, _ in found):
+                self._series[source] = _RankSeries(source, found)
+
+
+class _RankSeries(HistogramSeries):
+    def __init__(
+        self, source: str, sessions: Sequence[tuple[_Owned, Mapping[int, HistogramSeries], Mapping[int, Tensors]]]
+    ) -> None:
+        every = [series for _, by_rank, _ in sessions for series in by_rank.values()]
+        super().__init__(source, [kept for series in every for kept in series.kept])
+        self._sessions = sessions
+
+    def at(self, step: int) -> HistogramTable:
+        column = "param_norm" if self.source in ("parameter", "update") else "grad_norm"
+        for owned, by_rank, names in reversed(self._sessions):
+            tables = {rank: series.at(step) for rank, series in by_rank.items() if step in series.steps}
+            if tables:
+                counts = {rank: owned.of(rank, column, names[rank]) for rank in by_rank}
+                return _added(tables, counts)
+        raise KeyError(f"no histograms of the {self.source} at step {step}")
+
+    def read(
+        self, name: str = WHOLE_MODEL, first_step: int | None = None, last_step: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if name not in self.names:
+            raise KeyError(f"no tensor {name!r} has histograms of the {self.source}")
+        steps = [
+            step
+            for step in self.steps_of(name).tolist()
+            if (first_step is None or step >= first_step) and (last_step is None or step <= last_step)
+        ]
+        tables = [(step, self.at(step)) for step in steps]
+        rows = [(step, table.row(name).counts[0]) for step, table in tables if name in table.names]
+        counts = np.array([counts for _, counts in rows], np.int64).reshape(len(rows), -1)
+        return np.array([step for step, _ in rows], np.int64), counts
+
+
+def _added(tables: Mapping[int, HistogramTable], owned: Mapping[int, Mapping[str, tuple[bool, int]]]) -> HistogramTable:
+    """One table of all ranks' counts. A tensor whose part is missing of a rank is left out."""
+
+    def counts(rank: int, name: str) -> bool | None:
+        """None: of the whole model only a part counts on this rank, and its histogram has all."""
+        if name.split("/")[-1] != WHOLE_MODEL:
+            return owned[rank].get(name, (name not in everything, 0))[0]
+        some = {each for each, _ in owned[rank].values()}
+        return None if len(some) > 1 else some == {True}
+
+    everything = {name for each in owned.values() for name in each}
+    template = next(iter(tables.values()))
+    rows: dict[str, list[tuple[np.ndarray, float, float]]] = {}
+    for name in dict.fromkeys(name for table in tables.values() for name in table.names):
+        having = {rank: counts(rank, name) for rank in owned}
+        if None in having.values() or any(has and name not in _names(tables, rank) for rank, has in having.items()):
+            continue
+        for rank, has in having.items():
+            if has and rank in tables:
+                table = tables[rank].row(name)
+                rows.setdefault(name, []).append((table.counts[0], float(table.low[0]), float(table.high[0])))
+    if not rows:
+        raise KeyError(f"no histograms of the {template.source} at step {template.step} of which all ranks have a part")
+    return HistogramTable(
+        template.step,
+        tuple(rows),
+        template.source,
+        np.array([np.sum([counts for counts, _, _ in each], axis=0) for each in rows.values()]),
+        np.array([_extreme(np.fmin, (low for _, low, _ in each)) for each in rows.values()]),
+        np.array([_extreme(np.fmax, (high for _, _, high in each)) for each in rows.values()]),
+    )
+
+
+def _names(tables: Mapping[int, HistogramTable], rank: int) -> tuple[str, ...]:
+    return tables[rank].names if rank in tables else ()
+
+
+def _extreme(of: Callable[[float, float], float], values: Iterable[float]) -> float:
+    first, *others = values
+    for other in others:
+        first = of(first, other)
+    return float(first)
