@@ -53,11 +53,12 @@ def wrap(
         accelerator: the `Accelerator`.
         optimizer: a prepared optimizer, or a mapping of names to several.
         model: the prepared model, or a mapping. It gives the tensors their names.
-        logdir: folder of the run. Without it that of the accelerator's TensorBoard tracker, through its writer.
+        logdir: folder of the run. Where one process trains it may be left out: then it is that of the accelerator's
+            TensorBoard tracker, through its writer.
         options: those of `tbnum.wrap`.
 
     Raises:
-        ValueError: DeepSpeed, Megatron-LM or XLA; neither a `logdir` nor a TensorBoard tracker.
+        ValueError: DeepSpeed, Megatron-LM or XLA; no `logdir`, and no tracker or several processes.
         What `tbnum.wrap` raises.
     """
     check_supported(accelerator.distributed_type)
@@ -96,15 +97,19 @@ def _inner_model(model: nn.Module) -> nn.Module:
 def _where(accelerator: Any, logdir: str | os.PathLike[str] | None) -> dict[str, Any]:
     """The folder, or on the main process the tracker's writer where that is its folder: one event writer in each."""
     tracker = next((each for each in accelerator.trackers if getattr(each, "name", None) == "tensorboard"), None)
-    folder = logdir if tracker is None else os.path.join(tracker.logging_dir_param, tracker.run_name)
-    if folder is None:
+    if logdir is None and accelerator.num_processes > 1:
+        raise ValueError(
+            "several processes train, and the main one alone has a tracker whose folder could be used: give all of "
+            "them the same logdir='runs/name' (the tracker's, if you like: its writer is used then)."
+        )
+    if logdir is None and tracker is None:
         raise ValueError(
             "no folder to write to: give logdir='runs/name', or call wrap() after accelerator.init_trackers() with "
             "log_with='tensorboard'."
         )
-    if tracker is not None and accelerator.is_main_process and (logdir is None or same_folder(logdir, folder)):
+    if tracker is not None and (logdir is None or same_folder(logdir, tracker.writer.log_dir)):
         return {"writer": tracker.writer}
-    return {"logdir": folder if logdir is None else logdir}
+    return {"logdir": logdir}
 
 
 def _keep_in_checkpoints(monitor: Monitor, accelerator: Any) -> None:
