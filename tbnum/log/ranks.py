@@ -11,14 +11,13 @@ Pure: no file is read here.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tbnum.log.schema import OPTIMIZER_COLUMNS, SHARD_COLUMNS, Event
+from tbnum.log.schema import SHARD_COLUMNS, Event
 
 __all__ = ["Plan", "RankRecord", "Ranks", "RanksSession", "match_sessions", "plan_of", "same_tensors"]
 
@@ -234,7 +233,7 @@ class Ranks:
         return self._plans
 
     def combined(self) -> dict[str, np.ndarray]:
-        """Columns (S,) that no rank has by itself, in place of those in `steps`. Some 50 ms a million steps and rank."""
+        """Columns (S,) that no rank has by itself, in place of those in `steps`. 50 ms a million steps and rank."""
         found: dict[str, np.ndarray] = {}
         for session, plans in zip(self.sessions, self.plans(), strict=True):
             rows = slice(session.first_row, session.end_row)
@@ -255,30 +254,31 @@ class Ranks:
 
     def problems(self) -> list[str]:
         """Why norms are unknown, each reason once."""
-        problems: dict[str, None] = {}
+        problems: list[str] = []
         for session, plans in zip(self.sessions, self.plans(), strict=True):
             for optimizer, plan in plans.items():
                 whose = f" of {optimizer}" if len(plans) > 1 else ""
                 if plan.problem is not None:
-                    problems[f"the norms of the gradients{whose} cannot be put together: {plan.problem}"] = None
+                    problems.append(f"the norms of the gradients{whose} cannot be put together: {plan.problem}")
                 if plan.parameters_problem not in (None, plan.problem):
-                    problems[
-                        f"the norms of the parameters{whose} cannot be put together: {plan.parameters_problem}"
-                    ] = None
-                if plan.is_of_one_rank or plan.problem is not None or session.end_row == session.first_row:
-                    continue
-                last = int(self.steps["step"][session.end_row - 1])
-                for rank in sorted({rank for ranks in plan.gradients for rank in ranks}):
-                    steps = session.by_rank[rank].steps.get("step", np.empty(0))
-                    record = session.by_rank[rank]
-                    if not len(steps):
-                        problems[f"rank {rank} recorded no step: the norms{whose} are unknown"] = None
-                    elif steps[-1] < last and record.ended is not None:
-                        problems[
-                            f"the record of rank {rank} ends at step {steps[-1]}: from there on the norms{whose}, of "
-                            "which it has a part, are unknown"
-                        ] = None
-        return list(problems)
+                    why = plan.parameters_problem
+                    problems.append(f"the norms of the parameters{whose} cannot be put together: {why}")
+                if not plan.is_of_one_rank and plan.problem is None and session.end_row > session.first_row:
+                    last_step = int(self.steps["step"][session.end_row - 1])
+                    problems += self._ends(session, plan, last_step, whose)
+        return list(dict.fromkeys(problems))
+
+    def _ends(self, session: RanksSession, plan: Plan, last_step: int, whose: str) -> Iterator[str]:
+        for rank in sorted({rank for ranks in plan.gradients for rank in ranks}):
+            record = session.by_rank[rank]
+            steps = record.steps.get("step", np.empty(0))
+            if not len(steps):
+                yield f"rank {rank} recorded no step: the norms{whose} are unknown"
+            elif steps[-1] < last_step and record.ended is not None:
+                yield (
+                    f"the record of rank {rank} ends at step {steps[-1]}: from there on the norms{whose}, of which it "
+                    "has a part, are unknown"
+                )
 
 
 class _Getter:

@@ -150,9 +150,9 @@ def _part(
     own_steps, own_names, values, _ = read
     rows = np.searchsorted(steps, own_steps)
     at = {name: place for place, name in enumerate(own_names)}
-    here = [place for place, name in enumerate(names) if name in at]
+    here = np.array([place for place, name in enumerate(names) if name in at], np.int64)
     spread = np.full((len(steps), len(names)), np.nan)
-    spread[np.ix_(rows, here)] = values[column][:, [at[names[place]] for place in here]]
+    spread[np.ix_(rows, here)] = values[column][:, [at[names[place]] for place in here.tolist()]]
     there = np.zeros(len(steps), bool)
     there[rows] = True
     return _Part(spread, there, *_counted(names, owned))
