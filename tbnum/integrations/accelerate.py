@@ -59,7 +59,7 @@ def wrap(
 
     Raises:
         ValueError: DeepSpeed, Megatron-LM or XLA; no `logdir`, and no tracker or several processes.
-        What `tbnum.wrap` raises.
+        Exception: what `tbnum.wrap` raises.
     """
     check_supported(accelerator.distributed_type)
     if isinstance(model, Mapping):

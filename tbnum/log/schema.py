@@ -299,6 +299,8 @@ EVENT_KINDS: dict[str, str] = {
     "optimizer_state_lost": "the optimizer's own state does not fit the steps that the log has",
     "schedule_state_lost": "the learning rate is that of the start although the run was continued",
     "repeat_of_diverged_run": "a run with the same settings diverged before",
+    "ranks_disagree": "ranks skipped a step that others took, or have other loss scales",
+    "rank_lost": "the record of a rank stops while others go on",
     "annotation": "a note of the user's",
     "crash": "the training loop ended with an exception",
 }
@@ -316,7 +318,16 @@ class Event:
     (`severity`, `cause`, `message`, `remedy`) are computed by `tbnum.explain` each time a log is read,
     so that a better rule improves old logs.
 
-    `data` holds numbers (NaN and inf among them), texts, booleans, None, and lists and mappings of these.
+    Attributes:
+        step: the step it happened at, or before which it was noticed.
+        wall_time: seconds since the epoch.
+        kind: what happened, one of `EVENT_KINDS`.
+        severity: "info", "warning" or "error".
+        optimizer: its name where there are several, else None.
+        cause: of a skip, a collapse or a non-finite step; else None.
+        message: what happened, in a sentence.
+        remedy: what to do about it, in a sentence.
+        data: evidence: numbers (NaN and inf among them), texts, booleans, None, and lists and mappings of these.
     """
 
     step: int
