@@ -23,11 +23,14 @@ import numpy as np
 
 from tbnum import export, report_page
 from tbnum.explain import Finding, explain_run
-from tbnum.explain.summary import skipped_steps, step_count, worth_reading
+from tbnum.explain.findings import skipped_steps
+from tbnum.explain.record import attempts, is_plain
+from tbnum.explain.summary import step_count, worth_reading
 from tbnum.explain.words import number_text, scale_text, share_text
 from tbnum.export import JSON_VERSION, write_json
 from tbnum.log.reader import Run, read
 from tbnum.log.schema import SEVERITIES, Event
+from tbnum.log.tags import checked_mapping
 from tbnum.report import Report, print_event, print_finding, print_report
 
 __all__ = ["main"]
@@ -69,7 +72,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tbnum",
-        description="What the numerics of your training runs did, from the logs that tbnum.wrap() wrote.",
+        description="What the numerics of your training runs did, from the logs that tbnum.wrap() wrote, or from the "
+        "TensorBoard scalars of runs that never used it.",
         epilog="Exit codes: 0 done (check: nothing found), 1 check found something, 2 unusable input.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -77,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("logdir", metavar="LOGDIR", help="a folder with runs in it, or in folders below it")
+        sub.add_argument(
+            "--map",
+            metavar="COLUMN=TAG",
+            action="append",
+            help="of runs that never used tbnum: the TensorBoard scalar that is a column, as in loss_scale=amp/scale; "
+            "repeatable",
+        )
         sub.add_argument("--run", metavar="NAME", help="one run: its folder below LOGDIR, '.' for LOGDIR itself")
         sub.set_defaults(command=command)
         return sub
@@ -173,14 +184,19 @@ def _runs(arguments: argparse.Namespace) -> dict[str, Run]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            runs = read(logdir, explain=explain_run)
+            runs = read(logdir, explain=explain_run, tags=checked_mapping(arguments.map))
+    except ValueError as error:
+        raise UnusableInput(str(error)) from None
     except OSError as error:
         reason = f"cannot read {logdir!r}: {error.strerror}" if error.strerror else str(error)
         raise UnusableInput(f"{reason}; give the logdir of tbnum.wrap(), or a folder above it") from None
     for warning in caught:
         print(f"tbnum: {warning.message}", file=sys.stderr)
     if not runs:
-        raise UnusableInput(f"no runs in {logdir!r}: give the logdir of tbnum.wrap(), or a folder above it")
+        raise UnusableInput(
+            f"no runs in {logdir!r}: give the logdir of tbnum.wrap(), or a folder above it; or one with TensorBoard "
+            "scalars of a loss or a loss scale, whose tags --map takes where they are not recognised"
+        )
     if arguments.run is None:
         return runs
     if arguments.run not in runs:
@@ -275,9 +291,22 @@ def _check(arguments: argparse.Namespace) -> int:
         found = [finding for finding in report.findings if SEVERITIES.index(finding.severity) >= grave]
         if total == 0:
             found.append(Finding("no_steps", "error", "No steps were recorded", "The log holds no step.", _NO_STEPS))
-        if arguments.max_skip_rate is not None and total and skipped / total > arguments.max_skip_rate:
-            found.append(_skip_rate_finding(skipped, total, arguments.max_skip_rate))
-        results.append({"run": name, "passed": not found, "steps": total, "skipped_steps": skipped, "findings": found})
+        if arguments.max_skip_rate is not None and total:
+            if skipped is None:
+                found.append(_SKIPS_UNKNOWN)
+            elif skipped / attempts(report.record) > arguments.max_skip_rate:
+                found.append(_skip_rate_finding(skipped, attempts(report.record), arguments.max_skip_rate))
+        results.append(
+            {
+                "run": name,
+                "passed": not found,
+                "steps": total,
+                "attempts": attempts(report.record),
+                "skipped_steps": skipped,
+                "inferred": is_plain(report.record),
+                "findings": found,
+            }
+        )
     passed = all(result["passed"] for result in results)
     if arguments.json:
         for result in results:
@@ -305,6 +334,15 @@ def _grave(fail_on: str | None, max_severity: str | None) -> int:
 _NO_STEPS = "Check that the training loop steps the wrapped optimizer, and that the run got that far."
 
 
+_SKIPS_UNKNOWN = Finding(
+    "max_skip_rate",
+    "error",
+    "The share of skipped steps is unknown",
+    "The run was read from plain TensorBoard scalars, and none of them is a loss scale.",
+    "Log the loss scale, or give its tag with --map loss_scale=TAG; or check without --max-skip-rate.",
+)
+
+
 def _skip_rate_finding(skipped: int, total: int, allowed: float) -> Finding:
     evidence = f"{skipped:,} of {total:,} steps ({share_text(skipped, total)}), allowed are {100 * allowed:g} %."
     return Finding(
@@ -316,7 +354,12 @@ def _print_check(results: Sequence[Mapping[str, Any]]) -> None:
     for result in results:
         total, skipped = result["steps"], result["skipped_steps"]
         verdict = "ok    " if result["passed"] else "FAILED"
-        print(f"{verdict}  {result['run']}  ({total:,} steps, {skipped:,} skipped, {share_text(skipped, total)})")
+        share = "skips unknown"
+        if skipped is not None:
+            share = f"{skipped:,} skipped, {share_text(skipped, result['attempts'])}"
+        if result["inferred"]:
+            share += ", inferred from TensorBoard scalars"
+        print(f"{verdict}  {result['run']}  ({total:,} steps, {share})")
         for finding in result["findings"]:
             print_finding(finding, "        ")
     sys.stdout.flush()
@@ -427,7 +470,8 @@ class _Progress:
 
     def show(self, run: Run) -> None:
         totals, losses = run.totals, run.steps.get("loss")
-        text = f"step {totals.last_step}  skipped {totals.skipped_steps:,} of {totals.steps:,}"
+        skipped = "unknown" if totals.skipped_steps is None else f"{totals.skipped_steps:,} of {totals.steps:,}"
+        text = f"step {totals.last_step}  skipped {skipped}"
         if losses is not None and len(losses) and not math.isnan(losses[-1]):
             text += f"  loss {number_text(float(losses[-1]))}"
         if not math.isnan(totals.last_loss_scale):

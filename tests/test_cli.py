@@ -127,6 +127,7 @@ def test_report_as_json_is_strict_versioned_and_holds_every_event(logdir: Path, 
     assert good["skipped"] == {
         "steps": 1,
         "rate": 1 / 120,
+        "inferred": False,
         "causes": {"bad_batch": {"skips": 1, "first_step": 60, "last_step": 60}},
     }
     assert bad["loss"]["last"] == "NaN"

@@ -146,6 +146,7 @@ def test_runs_has_a_row_for_each_run(panel, tmp_path):
             "last_wall_time": START + 9.9,
             "sessions": 1,
             "ended": "closed",
+            "source": "tbnum",
             "optimizers": ["optimizer"],
             "problems": None,
             "findings": None,

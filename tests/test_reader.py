@@ -391,7 +391,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
     (logdir / "a" / "b" / "up").symlink_to(logdir, target_is_directory=True)
     (logdir / "self").symlink_to(logdir / "self")
     (logdir / "gone").symlink_to(tmp_path / "gone")
-    runs, unreadable = find_runs(logdir)
+    runs, unreadable, _ = find_runs(logdir)
     assert list(runs) == ["linked/run"]
     assert [path.name for path, _ in unreadable] in ([], ["self"])
 

@@ -26,6 +26,7 @@ from tbnum import export
 from tbnum.explain import Finding, explain_run, findings
 from tbnum.log.reader import Totals
 from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL, Event
+from tbnum.log.tags import checked_mapping
 from tensorboard_plugin_tbnum import decimate, tables
 from tensorboard_plugin_tbnum.derived import column_of, derived_names
 from tensorboard_plugin_tbnum.overlay import ALIGNMENTS, overlay_impl
@@ -101,6 +102,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
             roots(context.logdir, getattr(context.flags, "logdir_spec", None)),
             explain=explain_run,
             find=findings,
+            tags=checked_mapping(getattr(context.flags, "tbnum_map", None)),
         )
         self._kept = _Kept()
         self._told = Told()
@@ -364,6 +366,7 @@ def _table_row(row: Row) -> dict[str, Any]:
         "findings": row.findings,
         "seed": _plain(row.seed),
         "setting": row.setting,
+        "source": row.source,
     }
 
 

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import secrets
 import threading
 import time
@@ -24,6 +23,8 @@ import numpy as np
 
 from tbnum.explain.finding import Finding
 from tbnum.explain.repeats import seed_of, setting
+from tbnum.log.files import Place, RemotePath, is_url
+from tbnum.log.plain import Glance, PlainRun, missing_tag
 from tbnum.log.reader import Run, Totals, find_runs, session_metas
 from tbnum.log.schema import Event
 from tbnum.log.tensors_reader import Histograms, Tensors
@@ -55,8 +56,6 @@ Explain = Callable[["Recorded"], Sequence[Event]]
 Find = Callable[["Recorded", Sequence[Event]], Sequence[Finding]]
 """The findings of a run with its explained events."""
 
-_URL = re.compile(r"[a-zA-Z][0-9a-zA-Z.+-]*://")
-
 
 class UnknownRun(LookupError):
     """There is no run of that name."""
@@ -86,6 +85,8 @@ class Row:
     """As its first session told it; None where it did not."""
     setting: str | None = None
     """Equal for runs that differ in nothing but the seed; None until the head of its files was looked at."""
+    source: str = "tbnum"
+    """"tensorboard" where the run was read from plain scalars: what it says of skips is inferred."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def roots(logdir: str | None, logdir_spec: str | None = None) -> list[Root]:
     found = []
     for part in filter(None, (logdir_spec or "").split(",")):
         name, colon, folder = part.partition(":")
-        if colon and name and not (_URL.match(part) or part.startswith("/") or os.path.splitdrive(part)[0]):
+        if colon and name and not (is_url(part) or part.startswith("/") or os.path.splitdrive(part)[0]):
             found.append(Root(_expanded(folder), name))
         else:
             found.append(Root(_expanded(part)))
@@ -188,7 +189,7 @@ def roots(logdir: str | None, logdir_spec: str | None = None) -> list[Root]:
 
 
 def _expanded(folder: str) -> str:
-    return folder if _URL.match(folder) else os.path.abspath(os.path.expanduser(folder))
+    return folder if is_url(folder) else os.path.abspath(os.path.expanduser(folder))
 
 
 class RunTable:
@@ -204,12 +205,15 @@ class RunTable:
         *,
         explain: Explain | None = None,
         find: Find | None = None,
+        tags: Mapping[str, str] | None = None,
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
         self.logdir = ", ".join(root.folder for root in where)
         self._roots = tuple(where)
         self._explain = explain
         self._find_all = find
+        self._tags = dict(tags or {})  # by column, of runs that never used tbnum
+        self._glances: dict[Place, Glance] = {}  # of their folders, and of those without anything to show
         self._budget_bytes = budget_bytes
         # Versions of this process differ from those of one before, whose answers a browser may still hold.
         self._salt = secrets.token_hex(4)
@@ -269,6 +273,8 @@ class RunTable:
                 entry.derived, entry.derived_of = {}, version
             entry.bytes += entry.cells.nbytes + sum(values.nbytes for values in list(entry.derived.values()))
             derived = entry.derived
+            if entry.glance is not None:
+                entry.counted = run.totals
             entry.used = time.monotonic()
         told = None
         if events or findings:
@@ -313,6 +319,9 @@ class RunTable:
     def sessions(self, name: str) -> Sequence[Mapping[str, Any]]:
         """What each session of a run told of itself when it began, oldest first. Reads no step: 0.1 ms a session."""
         entry = self._find(name)
+        if entry.glance is not None:
+            meta = self.snapshot(name).meta
+            return [{key: meta[key] for key in ("source", "system", "tags", "every", "x", "scaler") if key in meta}]
         return session_metas(entry.folder) or list(self.snapshot(name).meta["sessions"])
 
     def _explained_of(self, entry: _Entry, record: Recorded, version: str, findings: bool) -> _Explained:
@@ -365,23 +374,31 @@ class RunTable:
 
     def scan(self) -> None:
         """Looks through the folders once. Some 150 us a run."""
-        found: dict[str, str] = {}
+        found: dict[str, Place] = {}
         errors: dict[str, str] = {}
+        plain: dict[str, Place] = {}
         for root in self._roots:
-            _search(root, found, errors)
-        with self._lock:
-            kept = {
-                name: entry
-                for name, entry in self._entries.items()
-                if found.get(name) == entry.folder  # a name that leads elsewhere now is another run
-            }
-            self._entries = {name: kept.get(name) or _Entry(name, folder) for name, folder in found.items()}
-            entries = list(self._entries.values())
-            self._errors = {**self._errors, **errors}
+            _search(root, found, plain, errors)
+        known = {folder: self._glances.get(folder) or Glance(folder, self._tags) for folder in plain.values()}
+        self._glances = known
+        self._list(found, {name: known[folder] for name, folder in plain.items() if known[folder].recognised}, errors)
+        for folder in plain.values():
+            try:
+                known[folder].look()
+            except Exception as error:
+                logger.debug("tbnum: %s", folder, exc_info=True)
+                errors[str(folder)] = f"could not be read ({type(error).__name__}: {error})"
+        entries = self._list(
+            found, {name: known[folder] for name, folder in plain.items() if known[folder].recognised}, errors
+        )
+        if self._tags:
+            there = frozenset().union(*(glance.look().tags for glance in known.values()))
+            missing = [missing_tag(column, tag, there) for column, tag in self._tags.items() if tag not in there]
+            errors |= {"--tbnum_map": "; ".join(missing)} if missing else {}
         for entry in entries:
             try:
-                entry.totals = entry.closed.totals
-                if entry.setting is None and (metas := session_metas(entry.folder)):
+                entry.totals = _newest(entry.counted, entry.closed.totals)
+                if entry.glance is None and entry.setting is None and (metas := session_metas(entry.folder)):
                     entry.optimizers = _optimizers(metas) or None
                     entry.seed, entry.setting = seed_of(metas[0]), setting(metas[0])
             except Exception as error:
@@ -390,6 +407,23 @@ class RunTable:
         with self._lock:
             self._errors = errors
         self._ready.set()
+
+    def _list(self, found: Mapping[str, Place], plain: Mapping[str, Glance], errors: Mapping[str, str]) -> list[_Entry]:
+        """Takes the runs that were found into the table, those with record files and those with plain scalars."""
+        folders = {**{name: glance.folder for name, glance in plain.items()}, **found}
+        with self._lock:
+            kept = {
+                name: entry
+                for name, entry in self._entries.items()
+                # A name that leads elsewhere now is another run, and so is one with record files of its own.
+                if folders.get(name) == entry.folder and (entry.glance is None) == (name in found)
+            }
+            self._entries = {
+                name: kept.get(name) or _Entry(name, folder, None if name in found else plain[name])
+                for name, folder in folders.items()
+            }
+            self._errors = {**self._errors, **errors}
+            return list(self._entries.values())
 
     def _watch(self) -> None:
         complained = False
@@ -427,7 +461,7 @@ class RunTable:
         """The run with its steps, fresh. Called under the entry's lock."""
         if entry.opened is None:
             entry.serial = f"{self._salt}-{next(self._serials)}"
-            entry.opened = Run(entry.folder, name=entry.name)
+            entry.opened = entry.run()
             entry.checked = float("-inf")
         if time.monotonic() - entry.checked > FRESH_SECONDS:
             entry.opened.refresh()
@@ -462,11 +496,13 @@ class RunTable:
 class _Entry:
     """A run of the table."""
 
-    def __init__(self, name: str, folder: str) -> None:
+    def __init__(self, name: str, folder: Place, glance: Glance | None) -> None:
         self.name = name
         self.folder = folder
-        self.closed = Run(folder, name=name)  # for its totals, which load nothing; used by the scan alone
+        self.glance = glance  # None: the run has record files
+        self.closed = self.run()  # for its totals, which load nothing; used by the scan alone
         self.totals: Totals | None = None
+        self.counted: Totals | None = None  # of plain scalars, when they were last read
         self.lock = threading.Lock()  # of what follows
         self.opened: Run | None = None
         self.optimizers: tuple[str, ...] | None = None
@@ -484,8 +520,26 @@ class _Entry:
         self.used = float("-inf")
         self.bytes = 0
 
+    def run(self) -> Run:
+        """The run anew, nothing of it read."""
+        if self.glance is not None:
+            return PlainRun(self.folder, name=self.name, glance=self.glance)
+        return Run(self.folder, name=self.name)
+
     def row(self) -> Row:
-        return Row(self.name, self.totals, self.optimizers, self.problems, self.findings, self.seed, self.setting)
+        source = "tbnum" if self.glance is None else "tensorboard"
+        return Row(
+            self.name, self.totals, self.optimizers, self.problems, self.findings, self.seed, self.setting, source
+        )
+
+
+def _newest(counted: Totals | None, ends: Totals) -> Totals:
+    """Plain scalars are counted when they are read; how far they have come since then, their ends tell."""
+    if counted is None:
+        return ends
+    if ends.last_step is None:
+        return counted
+    return replace(counted, last_step=ends.last_step, last_wall_time=ends.last_wall_time)
 
 
 def _optimizers(metas: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -494,24 +548,21 @@ def _optimizers(metas: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(map(str, told)) if isinstance(told, (Mapping, list)) else ()
 
 
-def _search(root: Root, found: dict[str, str], errors: dict[str, str]) -> None:
-    """Adds the runs below `root` to `found`, folders by name."""
-    if _URL.match(root.folder):
-        errors[root.prefix or root.folder] = (
-            f"tbnum reads local folders, and {root.folder!r} is a URL; mount it, or copy the .tbnum files here"
-        )
-        return
+def _search(root: Root, found: dict[str, Place], plain: dict[str, Place], errors: dict[str, str]) -> None:
+    """Adds the folders below `root` by name: those with record files to `found`, those with event files to `plain`."""
     try:
-        runs, unreadable = find_runs(root.folder)
+        runs, unreadable, others = find_runs(root.folder)
     except OSError as error:
         errors[root.prefix or root.folder] = str(error)
         return
     for folder, reason in unreadable:
-        errors[_run_name(root, os.path.relpath(folder, root.folder).replace(os.sep, "/"))] = reason
-    for below, folder in runs.items():
-        name = _run_name(root, below)
-        if found.setdefault(name, str(folder)) != str(folder):
-            errors[name] = f"{str(folder)!r} has the name of {found[name]!r} and is left out"
+        below = str(folder) if isinstance(folder, RemotePath) else os.path.relpath(folder, root.folder)
+        errors[_run_name(root, below.replace(os.sep, "/"))] = reason
+    for folders, into in ((runs, found), (others, plain)):
+        for below, folder in folders.items():
+            name = _run_name(root, below)
+            if into.setdefault(name, folder) != folder:
+                errors[name] = f"{str(folder)!r} has the name of {str(into[name])!r} and is left out"
 
 
 def _run_name(root: Root, below: str) -> str:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from tbnum.log.schema import LOGGED, Event
 from tbnum.log.tags import System, checked_mapping, is_candidate, recognise
 from tbnum.log.tensors_reader import Histograms, Tensors
 
-__all__ = ["SOURCE", "PlainRun", "missing_tag", "plain_runs", "scalars_of"]
+__all__ = ["SOURCE", "Glance", "PlainRun", "missing_tag", "plain_runs"]
 
 SOURCE = "tensorboard"
 """`meta["source"]` of a run that was read from plain scalars."""
@@ -45,6 +45,7 @@ class Scalars(NamedTuple):
     first: tuple[int, float] | None  # step and time
     last: tuple[int, float] | None
     last_loss_scale: float
+    files: int
 
     @property
     def recognised(self) -> bool:
@@ -52,82 +53,115 @@ class Scalars(NamedTuple):
         return "loss" in self.mapping or "loss_scale" in self.mapping
 
 
-def scalars_of(folder: Place, mapping: Mapping[str, str] | None = None) -> Scalars:
-    """Looks at the head of each event file until a loss or a scale is found, and at the end of each.
+class Glance:
+    """Looks at the ends of a run's event files, and again only at what grew."""
 
-    Some 0.2 ms a file where there is one, and up to 0.3 s where the first 4 MB are full of other scalars.
-    """
-    wanted = _wanted(mapping)
-    tags: set[str] = set()
-    system, found = recognise(())
-    ends: list[tuple[int, float, str, float]] = []
-    for path in _event_files(folder):
+    def __init__(self, folder: Place, mapping: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.mapping = dict(mapping or {})
+        self._wanted = _wanted(mapping)
+        self._ends: dict[Place, _Ends] = {}
+        self._scalars: Scalars | None = None
+
+    def look(self) -> Scalars:
+        """Some 0.2 ms a file that was seen before, and 5 ms one that grew; up to 0.3 s the first time.
+
+        Of each file the end is read, and the head until its tags repeat: 4 MB at most.
+        """
+        paths = _event_files(self.folder)
+        changed = self._scalars is None or set(paths) != set(self._ends)
+        self._ends = {path: self._ends.get(path) or _Ends() for path in paths}
+        for path, ends in self._ends.items():
+            changed = ends.read(path, self._wanted, self.recognised) or changed
+        if changed:
+            self._scalars = self._put_together()
+        assert self._scalars is not None
+        return self._scalars
+
+    @property
+    def recognised(self) -> bool:
+        """As last looked."""
+        return self._scalars is not None and self._scalars.recognised
+
+    def _put_together(self) -> Scalars:
+        tags = frozenset().union(*(ends.tags for ends in self._ends.values()))
+        system, found = recognise(tags, self.mapping)
+        known = set(found.values())
+        points = [point for ends in self._ends.values() for point in (*ends.first, *ends.last) if point.tag in known]
+        scales = [point for point in points if point.tag == found.get("loss_scale")]
+        first, last = min(points, default=None), max(points, default=None)
+        return Scalars(
+            system,
+            found,
+            tags,
+            (first.step, first.wall_time) if first else None,
+            (last.step, last.wall_time) if last else None,
+            max(scales).value if scales else math.nan,
+            len(self._ends),
+        )
+
+
+class _Point(NamedTuple):
+    step: int
+    wall_time: float
+    tag: str
+    value: float
+
+
+class _Ends:
+    """The first and the last points of one event file."""
+
+    def __init__(self) -> None:
+        self.tags: set[str] = set()
+        self.first: list[_Point] = []
+        self.last: list[_Point] = []
+        self._size = -1
+
+    def read(self, path: Place, wanted: Callable[[str], bool], recognised: bool) -> bool:
+        """True where the file is another than last time. What cannot be read is left for when the run is opened."""
+        try:
+            with open_raw(path) as file:
+                size = size_of(file)
+            if size == self._size:
+                return False
+            if self._size < HEAD_BYTES and not (recognised and self.first):
+                self._read_head(path, wanted)
+            tail = EventFile(path, wanted)
+            for frame in RecordTail(path, max(0, size - TAIL_BYTES)).read():
+                tail.take(frame.data)
+        except OSError:
+            return False
+        self._size = size
+        self.last = _points(tail, -1)
+        self.tags |= tail.tags
+        return True
+
+    def _read_head(self, path: Place, wanted: Callable[[str], bool]) -> None:
         head = EventFile(path, wanted)
-        for tags_now in _heads(head):
-            if not tags_now <= tags:
-                tags |= tags_now
-                system, found = recognise(tags, mapping)
-        ends += _points(head)
-        ends += _points(_tail_of(path, wanted))
-    known = set(found.values())
-    ends = [end for end in ends if end[2] in known]
-    scales = [end for end in ends if end[2] == found.get("loss_scale")]
-    first, last = (pick(ends, default=None) for pick in (min, max))
-    return Scalars(
-        system,
-        found,
-        frozenset(tags),
-        first[:2] if first else None,
-        last[:2] if last else None,
-        max(scales)[3] if scales else math.nan,
-    )
-
-
-def _wanted(mapping: Mapping[str, str] | None) -> Any:
-    mapped = set((mapping or {}).values())
-    return lambda tag: tag in mapped or is_candidate(tag)
-
-
-def _heads(head: EventFile) -> Any:
-    """Reads the head of a file, and gives the tags each time that there is a new one, until a step repeats them."""
-    tail = RecordTail(head.path)
-    count = 0
-    repeats = 0
-    try:
-        for frame in tail.read():
+        count = repeats = 0
+        for frame in RecordTail(path).read():
             head.take(frame.data)
-            if len(head.tags) != count:
-                count, repeats = len(head.tags), 0
-                yield set(head.tags)
-            elif head.points:
-                repeats += 1
-            # A round through all tags of a step that brought none anew: there are no more to be waited for.
-            if frame.offset > HEAD_BYTES or repeats > 4 * count + 16:
-                return
-    except OSError:
-        return
+            repeats = repeats + 1 if len(head.tags) == count else 0
+            count = len(head.tags)
+            # Some rounds through the tags of a step that brought none anew: no more are to be waited for.
+            if frame.offset > HEAD_BYTES or (head.points and repeats > 4 * count + 16):
+                break
+        self.tags = head.tags
+        self.first = _points(head, 0)
 
 
-def _tail_of(path: Place, wanted: Any) -> EventFile:
-    tail = EventFile(path, wanted)
-    try:
-        with open_raw(path) as file:
-            start = max(0, size_of(file) - TAIL_BYTES)
-        for frame in RecordTail(path, start).read():
-            tail.take(frame.data)
-    except OSError:
-        pass
-    return tail
-
-
-def _points(file: EventFile) -> list[tuple[int, float, str, float]]:
-    """Step, time, tag and value of each tag's first and last point."""
+def _points(file: EventFile, at: int) -> list[_Point]:
+    """The first or the last point of each tag."""
     return [
-        (points.steps[at], points.wall_times[at], tag, points.values[at])
+        _Point(points.steps[at], points.wall_times[at], tag, points.values[at])
         for tag, points in file.points.items()
         if len(points.steps)
-        for at in (0, -1)
     ]
+
+
+def _wanted(mapping: Mapping[str, str] | None) -> Callable[[str], bool]:
+    mapped = set((mapping or {}).values())
+    return lambda tag: tag in mapped or is_candidate(tag)
 
 
 def _event_files(folder: Place) -> list[Place]:
@@ -156,16 +190,24 @@ def plain_runs(
     ValueError where `tags` has an unknown column, or a tag that none of the folders has.
     """
     mapping = checked_mapping(tags)
-    seen = {name: scalars_of(folder, mapping) for name, folder in folders.items()}
+    glances = {name: Glance(folder, mapping) for name, folder in folders.items()}
+    seen = {name: glance.look() for name, glance in glances.items()}
     there = frozenset().union(*(scalars.tags for scalars in seen.values()))
+    if not there.issuperset(mapping.values()):  # perhaps in between: only all of the files tell
+        there = frozenset().union(*(_all_tags(glance) for glance in glances.values()))
     for column, tag in mapping.items():
         if tag not in there:
             raise ValueError(missing_tag(column, tag, there))
     return {
-        name: PlainRun(folders[name], name=name, session=session, explain=explain, mapping=mapping)
+        name: PlainRun(folders[name], name=name, session=session, explain=explain, glance=glances[name])
         for name, scalars in seen.items()
         if scalars.recognised
     }
+
+
+def _all_tags(glance: Glance) -> set[str]:
+    meta = PlainRun(glance.folder, glance=glance).meta
+    return {*meta["tags"].values(), *meta["other_tags"]}
 
 
 def missing_tag(column: str, tag: str, there: Iterable[str]) -> str:
@@ -188,9 +230,11 @@ class PlainRun(Run):
         session: int | None = None,
         explain: Explain | None = None,
         mapping: Mapping[str, str] | None = None,
+        glance: Glance | None = None,
     ) -> None:
         super().__init__(folder, name=name, session=session, explain=explain)
-        self._mapping = dict(mapping or {})
+        self._glance = glance or Glance(self.folder, mapping)
+        self._mapping = self._glance.mapping
         self._event_files: list[EventFile] = []
         self._columns: dict[str, np.ndarray] = {}
         self._facts: list[Event] = []
@@ -244,7 +288,7 @@ class PlainRun(Run):
         """As counted, once the run was read; before, what the ends of its files tell: no counts and no best loss."""
         with self._lock:
             if not self._loaded:
-                ends = scalars_of(self.folder, self._mapping)
+                ends = self._glance.look()
                 return Totals(
                     steps=None,
                     skipped_steps=None,
@@ -253,7 +297,7 @@ class PlainRun(Run):
                     last_loss_scale=ends.last_loss_scale,
                     first_wall_time=ends.first[1] if ends.first else math.nan,
                     last_wall_time=ends.last[1] if ends.last else math.nan,
-                    sessions=len(_event_files(self.folder)),
+                    sessions=ends.files,
                 )
             return self._counted()
 

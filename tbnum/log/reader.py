@@ -16,11 +16,12 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tbnum.log.event_file import is_event_file
+from tbnum.log.files import Place, RemotePath, list_names, open_raw, place, size_of
 from tbnum.log.ranks import COMBINED, SHARD, WATCHED, RankRecord, Ranks, RanksSession, match_sessions, same_tensors
 from tbnum.log.record_file import RecordTail, decode, first_record
 from tbnum.log.schema import (
@@ -57,16 +58,24 @@ _HEAD_BYTES = 1 << 18  # in which a file's first session record lies
 class Unreadable(NamedTuple):
     """A folder that could not be searched."""
 
-    folder: Path
+    folder: Place
     reason: str
+
+
+class Found(NamedTuple):
+    """What lies under a logdir, each by run name, sorted."""
+
+    runs: dict[str, Place]  # folders that hold record files
+    unreadable: list[Unreadable]
+    plain: dict[str, Place]  # folders that hold TensorBoard's event files and no record file
 
 
 @dataclass(frozen=True)
 class Totals:
-    """A run in a line, as its writers counted. Unknown is NaN, or None where it is a step."""
+    """A run in a line, as its writers counted. Unknown is NaN, or None where it is a whole number."""
 
-    steps: int = 0
-    skipped_steps: int = 0
+    steps: int | None = 0
+    skipped_steps: int | None = 0
     first_step: int | None = None
     last_step: int | None = None
     last_loss_scale: float = math.nan
@@ -78,36 +87,51 @@ class Totals:
 
 
 def read(
-    logdir: str | os.PathLike[str], *, session: int | None = None, explain: Explain | None = None
+    logdir: str | os.PathLike[str],
+    *,
+    session: int | None = None,
+    explain: Explain | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> dict[str, Run]:
     """The runs under `logdir`, by name: the folder relative to `logdir`, with '/'; '.' for `logdir` itself.
 
-    Walks the folders (some 80 us each) and opens no file; a run reads its files when it is first used. `session`
-    picks one session of each run, by its number from 0 (or from the end, below 0), in place of the run as it stands.
-    `explain` gives `Run.events` their causes.
+    Walks the folders (some 80 us each) and opens no record; a run reads its files when it is first used. Of folders
+    with plain TensorBoard scalars the heads are read: those whose loss or loss scale is recognised are runs too
+    (`tbnum.log.plain`). `session` picks one session of each run, by its number from 0 (or from the end, below 0), in
+    place of the run as it stands. `explain` gives `Run.events` their causes. `tags` maps columns of plain runs to
+    tags.
 
-    FileNotFoundError or NotADirectoryError where `logdir` is no folder. Folders that cannot be searched are left
-    out, with a RuntimeWarning; `find_runs` gives them.
+    FileNotFoundError or NotADirectoryError where `logdir` is no folder, another OSError where a URL cannot be reached.
+    ValueError where `tags` has an unknown column, or a tag that no plain run has. Folders that cannot be searched are
+    left out, with a RuntimeWarning; `find_runs` gives them.
     """
-    runs, unreadable = find_runs(logdir)
-    for folder, reason in unreadable:
+    from tbnum.log.plain import plain_runs  # which extends `Run`
+
+    found = find_runs(logdir)
+    for folder, reason in found.unreadable:
         warnings.warn(f"tbnum.read: left out {str(folder)!r}: {reason}", RuntimeWarning, stacklevel=2)
-    return {name: Run(folder, name=name, session=session, explain=explain) for name, folder in runs.items()}
+    runs = {name: Run(folder, name=name, session=session, explain=explain) for name, folder in found.runs.items()}
+    plain = plain_runs(found.plain, session=session, explain=explain, tags=tags)
+    return dict(sorted({**runs, **plain}.items()))
 
 
-def find_runs(logdir: str | os.PathLike[str]) -> tuple[dict[str, Path], list[Unreadable]]:
-    """Folders under `logdir` that hold record files, by run name, sorted; and the folders that cannot be searched.
+def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
+    """Folders under `logdir` with record files or event files, and the folders that cannot be searched. Opens no file.
 
-    Links to folders are followed, as TensorBoard does, but never into a folder that holds the link.
+    Links to folders are followed, as TensorBoard does, but never into a folder that holds the link. Of a URL one
+    listing of all that is below it is asked for.
     """
-    top = Path(logdir)
+    top = place(logdir)
+    if isinstance(top, RemotePath):
+        return _find_remote(top)
     try:
         found = top.stat()
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no folder {str(top)!r} to read runs from") from None
     if not top.is_dir():
         raise NotADirectoryError(f"{str(top)!r} is a file; runs are read from the folder that holds it")
-    runs: dict[str, Path] = {}
+    runs: dict[str, Place] = {}
+    plain: dict[str, Place] = {}
     unreadable: list[Unreadable] = []
     waiting = [(top, "", frozenset([(found.st_dev, found.st_ino)]))]
     while waiting:
@@ -123,6 +147,8 @@ def find_runs(logdir: str | os.PathLike[str]) -> tuple[dict[str, Path], list[Unr
                 if not entry.is_dir():
                     if _is_record_file(entry.name):
                         runs[name or "."] = folder
+                    elif is_event_file(entry.name):
+                        plain[name or "."] = folder
                     continue
                 status = entry.stat()
             except OSError as error:
@@ -133,12 +159,29 @@ def find_runs(logdir: str | os.PathLike[str]) -> tuple[dict[str, Path], list[Unr
                 continue
             below = f"{name}/{entry.name}" if name else entry.name
             waiting.append((folder / entry.name, below, above | {inode}))
-    return dict(sorted(runs.items())), sorted(unreadable)
+    return _found(runs, unreadable, plain)
 
 
-def session_metas(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def _find_remote(top: RemotePath) -> Found:
+    runs: dict[str, Place] = {}
+    plain: dict[str, Place] = {}
+    for below, files in top.files_below().items():
+        for name, _ in files:
+            if _is_record_file(name):
+                runs[below or "."] = top / below if below else top
+            elif is_event_file(name):
+                plain[below or "."] = top / below if below else top
+    return _found(runs, [], plain)
+
+
+def _found(runs: dict[str, Place], unreadable: list[Unreadable], plain: dict[str, Place]) -> Found:
+    plain = {name: folder for name, folder in plain.items() if name not in runs}
+    return Found(dict(sorted(runs.items())), sorted(unreadable), dict(sorted(plain.items())))
+
+
+def session_metas(folder: str | os.PathLike[str] | RemotePath) -> list[dict[str, Any]]:
     """How each session of a run's lowest rank began, oldest first. From the head of each file: about 0.1 ms a file."""
-    records = [first_record(path, TAG_SESSION, within=_HEAD_BYTES) for path in _list_files(Path(folder))[0]]
+    records = [first_record(path, TAG_SESSION, within=_HEAD_BYTES) for path in _list_files(place(folder))[0]]
     metas = []
     for record in records:
         try:
@@ -156,18 +199,23 @@ class Run:
     Methods and properties may be used by several threads. Arrays that were given out stay as they are when the run
     grows: `refresh` makes new ones (mostly longer views of the same memory). A million steps take about 0.2 s and
     130 MB at 15 columns.
+
+    Of several processes, `steps` and `events` are the lowest rank's. Norms of tensors that are spread over ranks are
+    put together from the records of all, which costs as much again for each; `combine_ranks=False` leaves them unknown.
     """
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: str | os.PathLike[str] | RemotePath,
         *,
         name: str = ".",
         session: int | None = None,
         explain: Explain | None = None,
+        combine_ranks: bool = True,
     ) -> None:
         self.name = name
-        self.folder = Path(folder)
+        self._combine_ranks = combine_ranks
+        self.folder = place(folder)
         self._session = session
         self._explain = explain
         self._lock = threading.RLock()
@@ -187,10 +235,10 @@ class Run:
         self._takes: list[_Taken] = []  # likewise, of every chosen file
         self._events: list[Event] = []
         self._explained: list[Event] | None = None
-        self._tensors_files: dict[Path, TensorsFile] = {}  # those that were asked for
+        self._tensors_files: dict[Place, TensorsFile] = {}  # those that were asked for
         self._tensors: Tensors | None = None
         self._histograms: Histograms | None = None
-        self._exact: dict[tuple[Path, int, int | None], Trailer] = {}
+        self._exact: dict[tuple[Place, int, int | None], Trailer] = {}
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, folder={str(self.folder)!r})"
@@ -368,7 +416,7 @@ class Run:
 
     def _find_spread(self) -> bool:
         chosen = self._chosen()
-        if not chosen or (not self._other_ranks and self._world_size() == 1):
+        if not self._combine_ranks or not chosen or (not self._other_ranks and self._world_size() == 1):
             return False
         if any(file.meta.get("layouts") for file in chosen):
             return True
@@ -420,11 +468,11 @@ class Run:
             first_row += taken.rows
         return sessions
 
-    def _matches(self) -> dict[Path, dict[int, _SessionFile]]:
+    def _matches(self) -> dict[Place, dict[int, _SessionFile]]:
         """By each chosen session of the lowest rank: every rank's file of that session."""
         own = self._files
         starts = [file.start_time for file in own]
-        matches: dict[Path, dict[int, _SessionFile]] = {
+        matches: dict[Place, dict[int, _SessionFile]] = {
             file.path: {_parse_name(file.path.name).rank: file} for file in own
         }
         for rank, files in sorted(self._ranks_files.items()):
@@ -503,7 +551,7 @@ class Run:
                 self._steps.extend(taken.file.steps, 0, taken.rows)
         self._taken = takes
 
-    def _sum(self, files: list[Path], trailers: list[Trailer]) -> Totals:
+    def _sum(self, files: list[Place], trailers: list[Trailer]) -> Totals:
         cut: int | None = None
         parts: list[Trailer] = []
         for path, trailer in zip(reversed(files), reversed(trailers), strict=True):
@@ -532,9 +580,10 @@ class Run:
             ended=_ended(trailers),
         )
 
-    def _exact_totals(self, path: Path, cut: int | None) -> Trailer:
+    def _exact_totals(self, path: Place, cut: int | None) -> Trailer:
         try:
-            key = (path, os.stat(path).st_size, cut)
+            with open_raw(path) as opened:
+                key = (path, size_of(opened), cut)
         except OSError:
             return Trailer()
         if key not in self._exact:
@@ -660,7 +709,7 @@ def _unknown(dtype: np.dtype[Any]) -> float | bool | int:
 class _SessionFile:
     """One session as its file tells it. `kept`: the columns that are kept, without an optimizer's name; None: all."""
 
-    def __init__(self, path: Path, kept: frozenset[str] | None = None) -> None:
+    def __init__(self, path: Place, kept: frozenset[str] | None = None) -> None:
         self.path = path
         self.generation = 0  # changes when rows were taken back
         self._kept = kept
@@ -887,15 +936,15 @@ def _parse_name(name: str) -> _Name:
     return _Name(int(match[1]), int(match[2] or 0), name) if match else _Name(0, 0, name)
 
 
-def _order(path: Path, start: int | None) -> tuple[int, int, str]:
+def _order(path: Place, start: int | None) -> tuple[int, int, str]:
     """Sessions follow each other by the time in their name; were two begun at once, by their first step."""
     return _parse_name(path.name).unix_ms, -1 if start is None else start, path.name
 
 
-def _list_files(folder: Path) -> tuple[list[Path], dict[int, list[str]], list[str]]:
+def _list_files(folder: Place) -> tuple[list[Place], dict[int, list[str]], list[str]]:
     """Record files of the lowest rank, oldest first; names of the other ranks' files; what hinders."""
     try:
-        names = sorted(_parse_name(name) for name in os.listdir(folder) if _is_record_file(name))
+        names = sorted(_parse_name(name) for name in list_names(folder) if _is_record_file(name))
     except OSError as error:
         return [], {}, [f"{folder} cannot be searched: {error.strerror or error}"]
     lowest = min((name.rank for name in names), default=0)
@@ -915,11 +964,11 @@ def _ended(trailers: list[Trailer]) -> str | None:
     return "crash" if flags & ENDED_CRASH else "closed" if flags & ENDED_CLOSED else None
 
 
-def _last_trailer(path: Path) -> Trailer:
+def _last_trailer(path: Place) -> Trailer:
     """The running totals at the end of a file; empty ones where there are none to be found."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+        with open_raw(path) as file:
+            size = size_of(file)
             for window in (512, 1 << 18, MAX_RECORD_BYTES + (1 << 16)):
                 begin = max(0, size - window)
                 file.seek(begin)
