@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -26,14 +28,14 @@ PUBLIC = [
 ]
 
 
-def overflowing_run(logdir: Path, *, steps: int = 120, bad: tuple[int, ...] = (60,)) -> None:
-    """A run in float16 whose scale comes down over the first steps, with a batch that overflows where `bad` says."""
+def overflowing_run(logdir: Path, *, growth_interval: int = 500) -> None:
+    """A run in float16 whose scale comes down over the first steps, with a batch at step 60 that overflows."""
     torch.manual_seed(0)
     model = Half()
     optimizer = OPTIMIZERS["AdamW"](model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=500)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=growth_interval)
     with tbnum.wrap(optimizer, scaler, model=model, logdir=logdir, tensor_interval=20):
-        train(model, optimizer, scaler, batches(steps, bad=bad), max_norm=1.0)
+        train(model, optimizer, scaler, batches(120, bad=[60]), max_norm=1.0)
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
@@ -89,6 +91,25 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     api = (tmp_path / "site/api.html").read_text(encoding="utf-8")
     undocumented = [name for name in PUBLIC if f'id="{name}"' not in api]
     assert undocumented == []
+
+
+def test_the_figures_are_drawn_from_any_run_with_a_probe_and_a_bad_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="pip install tbnum[docs]")
+    overflowing_run(tmp_path / "gpt", growth_interval=20)
+    spec = importlib.util.spec_from_file_location("figures", DOCS / "figures.py")
+    assert spec is not None and spec.loader is not None
+    figures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figures)
+    monkeypatch.setattr(sys, "argv", ["figures.py", str(tmp_path), "--to", str(tmp_path / "drawn")])
+    figures.main()
+    for drawn in sorted((tmp_path / "drawn").glob("*.svg"), key=lambda path: path.name):
+        committed = DOCS / "figures" / drawn.name
+        assert ElementTree.parse(drawn).getroot().tag == ElementTree.parse(committed).getroot().tag
+        assert committed.stat().st_size < 60_000
+    names = {path.stem for path in (tmp_path / "drawn").iterdir()}
+    assert names == {path.stem for path in (DOCS / "figures").iterdir()} == set(figures.FIGURES)
 
 
 def test_output_is_compared_but_for_numbers_and_what_is_left_out() -> None:
