@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tbnum._version import __version__
@@ -29,19 +30,29 @@ _NEEDS_TORCH = {
 }
 
 
-def read(logdir: str | os.PathLike[str], *, session: int | None = None) -> dict[str, Run]:
+def read(
+    logdir: str | os.PathLike[str], *, session: int | None = None, tags: Mapping[str, str] | None = None
+) -> dict[str, Run]:
     """The runs below `logdir`, by their name relative to it ('.' for `logdir` itself). Needs no torch.
 
     Lists folders and opens no record: what a run holds is read when it is first used. With `session`, a run is what
     that one session of it recorded (0 the first), also where a later session superseded it.
 
+    Runs that never used tbnum are there too, if they left TensorBoard scalars of a loss or a loss scale: their skips
+    are inferred, and `run.meta["source"]` is "tensorboard". `tags` gives the scalar of a column that is not
+    recognised: `{"loss_scale": "amp/scale"}`.
+
+    `logdir` may be a URL that fsspec takes, `s3://...`.
+
     Raises:
         FileNotFoundError: there is no such folder.
+        OSError: the URL cannot be reached, or its file system's package is not installed.
+        ValueError: `tags` has a column or a tag that there is not.
     """
     from tbnum.explain import explain_run
     from tbnum.log import reader
 
-    return reader.read(logdir, session=session, explain=explain_run)
+    return reader.read(logdir, session=session, explain=explain_run, tags=tags)
 
 
 def __getattr__(name: str) -> Any:

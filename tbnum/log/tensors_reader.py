@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from tbnum.formats import BINS
+from tbnum.log.files import Place, open_raw
 from tbnum.log.record_file import RecordTail, data_at, decode
 from tbnum.log.schema import (
     FORMAT_VERSION,
@@ -92,7 +92,7 @@ def _place(offset: int, data: bytes, payload: bytes) -> _Place:
 class TensorsFile:
     """One session's second file: what tables it has, and where. There need not be one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
         self._tail = RecordTail(path)
         # By checksums of what they say, so they stay true whatever becomes of the file; older snapshots refer to them.
@@ -146,7 +146,7 @@ class TensorsFile:
         """The tables' bytes, read from the file. One that cannot be read any more is left out. Some 5 us each."""
         places = list(places)
         try:
-            with open(self.path, "rb", buffering=0) as file:
+            with open_raw(self.path) as file:
                 frames = [(place.offset, place.bytes) for place in places]
                 for place, data in zip(places, data_at(file, frames), strict=True):
                     if data is None:
