@@ -176,7 +176,7 @@ class Rules:
         if self._start is not None:
             unskipped = self._unskipped(at, self._start, self._start_skips, before)
             # The first scale that plain scalars have is the one after the first step: whether it fell is not seen.
-            if unskipped <= (1 if _inferred(event) and not slack and self._change < 1 else 0):
+            if unskipped <= (1 if _inferred(event) and not slack and self._start < 0 else 0):
                 return "scale_warmup"
             if unskipped <= slack:
                 return "unknown"

@@ -1,0 +1,471 @@
+"""Runs that never used tbnum, from event files that real SummaryWriters wrote under the tags of each system."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.compat.tensorflow_stub import dtypes
+from tensorboard.util import tensor_util
+from torch.utils.tensorboard import SummaryWriter
+
+import tbnum
+from tbnum import cli
+from tbnum.log.record_file import file_version, frame
+from tbnum.log.tags import MAPPABLE
+from tests.recorded import record
+
+OVERFLOWS = (50, 151, 220)
+
+
+def write(folder: Path, rows: Iterable[tuple[int, Mapping[str, float]]], **writer) -> Path:
+    """Logs `rows`: a step and its scalars."""
+    with SummaryWriter(str(folder), **writer) as log:
+        for step, scalars in rows:
+            for tag, value in scalars.items():
+                log.add_scalar(tag, value, step)
+    return folder
+
+
+class Scaler:
+    """As GradScaler does it, with a growth every 100 steps."""
+
+    def __init__(self, scale: float = 65536.0, interval: int = 100) -> None:
+        self.scale, self.held, self.interval = scale, 0, interval
+
+    def update(self, overflow: bool) -> float:
+        self.held = 0 if overflow else self.held + 1
+        if overflow:
+            self.scale /= 2
+        elif self.held == self.interval:
+            self.scale, self.held = 2 * self.scale, 0
+        return self.scale
+
+
+def megatron(folder: Path, steps: int = 300, every: int = 1, overflows: Iterable[int] = OVERFLOWS) -> Path:
+    def rows():
+        scaler = Scaler()
+        for step in range(1, steps + 1):
+            skipped = step in overflows
+            scalars = {"learning-rate": 1e-4, "lm loss": loss(step), "loss-scale": scaler.update(skipped)}
+            if not skipped:  # Megatron-LM has no norm to log then
+                scalars["grad-norm"] = 1.25
+            if step % every == 0:
+                yield step, scalars
+                yield 32 * step, {f"{tag} vs samples": value for tag, value in scalars.items()}
+
+    return write(folder, rows())
+
+
+def loss(step: int) -> float:
+    return 8.0 / step**0.2
+
+
+def inferred(run, kind: str = "skip") -> list[int]:
+    return [event.step for event in run.events if event.kind == kind]
+
+
+def one(logdir: Path, **options):
+    (run,) = tbnum.read(logdir, **options).values()
+    return run
+
+
+# What is logged.
+
+
+def test_a_megatron_run_has_its_columns_and_three_inferred_skips(tmp_path):
+    run = one(megatron(tmp_path))
+    assert run.meta["source"] == "tensorboard" and run.meta["system"] == "Megatron-LM"
+    assert run.meta["tags"] == {
+        "loss": "lm loss",
+        "loss_scale": "loss-scale",
+        "grad_norm": "grad-norm",
+        "lr": "learning-rate",
+    }
+    assert all(tag.endswith(" vs samples") for tag in run.meta["other_tags"]) and len(run.meta["other_tags"]) == 4
+    steps = run.steps
+    np.testing.assert_array_equal(steps["step"], np.arange(1, 301))
+    np.testing.assert_array_equal(steps["loss"], np.float32([loss(step) for step in range(1, 301)]))
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(steps["grad_norm"])) + 1, OVERFLOWS)
+    assert "micro_batches" not in steps and "clip_coef" not in steps  # unknown, not 0
+    assert [(event.step, event.cause) for event in run.events if event.kind == "skip"] == [
+        (50, "bad_batch"),
+        (151, "growth_probe"),
+        (220, "bad_batch"),
+    ]
+    np.testing.assert_array_equal(np.flatnonzero(steps["skipped"]) + 1, OVERFLOWS)
+    assert inferred(run, "scale_growth") == [150] and inferred(run, "scale_backoff") == list(OVERFLOWS)
+    assert run.totals.skipped_steps == 3 and run.totals.steps == 300
+
+
+def test_what_is_inferred_says_so(tmp_path):
+    for event in one(megatron(tmp_path)).events:
+        assert event.data["inferred"] is True
+        assert event.message.startswith("Inferred from the course of the loss scale: ")
+
+
+def test_a_log_of_every_tenth_step_says_at_least_and_names_no_cause_that_it_cannot_tell(tmp_path):
+    overflows = (43, 44, 151, 225)
+    run = one(megatron(tmp_path, every=10, overflows=overflows))
+    assert run.meta["every"] == 10
+    first, second, third = (event for event in run.events if event.kind == "skip")
+    assert (first.step, first.data["at_least"], first.data["within"]) == (50, 2, 10)
+    assert "At least 2 of the 10 steps up to 50 were skipped" in first.message
+    assert first.cause == "bad_batch"
+    # The growth came somewhere in steps 141 to 150, the overflow in 151 to 160: a probe, or not.
+    assert (second.step, second.cause) == (160, "unknown") and "too few steps" in second.message
+    assert (third.step, third.cause) == (230, "bad_batch") and "held for about" in third.message
+    assert "loss" not in first.data  # that of step 50 is not that of 43 or 44
+    assert run.totals.skipped_steps == 4
+
+
+def test_a_megatron_step_that_was_skipped_without_a_lower_scale_is_known_by_its_missing_norm(tmp_path):
+    rows = [(step, {"lm loss": 2.0, "loss-scale": 65536.0, "grad-norm": 1.0}) for step in range(1, 40)]
+    del rows[19][1]["grad-norm"]  # hysteresis: the first overflow lowers nothing
+    del rows[-1][1]["grad-norm"]  # perhaps not yet written
+    run = one(write(tmp_path, rows))
+    (event,) = run.events
+    assert (event.step, event.kind, event.data["how"]) == (20, "skip", "no_grad_norm")
+
+
+def test_a_deepspeed_log_counts_samples_and_has_a_steps_loss_beside_its_scale(tmp_path):
+    batch, scaler = 32, Scaler()
+    rows = []
+    for step in range(200):
+        rows.append((step * batch, {"Train/Samples/train_loss": loss(step + 1)}))
+        scale = scaler.update(step in (30, 131))
+        rows.append(((step + 1) * batch, {"Train/Samples/lr": 1e-3, "Train/Samples/loss_scale": scale}))
+    run = one(write(tmp_path, rows))
+    assert run.meta["system"] == "DeepSpeed" and run.meta["x"] == "samples"
+    assert run.meta["numbering"] == {"first": batch, "unit": batch}
+    np.testing.assert_array_equal(run.steps["step"], batch * np.arange(1, 201))
+    np.testing.assert_array_equal(run.steps["loss"], np.float32([loss(step) for step in range(1, 201)]))
+    skips = [event for event in run.events if event.kind == "skip"]
+    assert [(event.step, event.cause) for event in skips] == [(31 * batch, "bad_batch"), (132 * batch, "growth_probe")]
+    assert "held for 30 steps" in skips[0].message  # steps, not samples
+    assert skips[0].data["evidence"]["recovered_after"] == 100
+
+
+def test_deepspeeds_pipeline_engine_logs_the_loss_after_the_step(tmp_path):
+    rows = [
+        (32 * step, {"Train/Samples/train_loss": float(step), "Train/Samples/loss_scale": 1024.0})
+        for step in range(1, 50)
+    ]
+    run = one(write(tmp_path, rows))
+    np.testing.assert_array_equal(run.steps["loss"], np.arange(1.0, 50.0))
+    np.testing.assert_array_equal(run.steps["step"], 32 * np.arange(1, 50))
+
+
+def test_a_first_scale_that_comes_down_is_a_warm_up(tmp_path):
+    scaler = Scaler(2.0**24)
+    rows = [
+        (32 * step, {"Train/Samples/lr": 1e-3, "Train/Samples/loss_scale": scaler.update(step <= 6)})
+        for step in range(1, 60)
+    ]
+    run = one(write(tmp_path, rows))
+    assert [event.cause for event in run.events if event.kind == "skip"] == ["scale_warmup"] * 5  # the first: unseen
+
+
+def test_nemo_logs_the_scale_that_the_step_used(tmp_path):
+    scaler, rows = Scaler(), []
+    for step in range(120):
+        rows.append((step, {"reduced_train_loss": loss(step + 1), "loss_scale": scaler.scale, "lr": 1e-4}))
+        scaler.update(step == 40)
+    run = one(write(tmp_path, rows))
+    assert run.meta["system"] == "NeMo"
+    assert inferred(run) == [40]
+    (skip,) = (event for event in run.events if event.kind == "skip")
+    assert skip.data["loss"] == pytest.approx(loss(41))
+
+
+def test_transformers_has_no_scale_and_a_skip_shows_in_the_gradient_norm(tmp_path):
+    norms = {40: math.inf, 77: math.nan}
+    rows = [
+        (
+            step,
+            {"train/loss": loss(step), "train/grad_norm": norms.get(step, 0.5), "train/learning_rate": 1e-4}
+            | {"train/epoch": step / 100},
+        )
+        for step in range(1, 101)
+    ]
+    rows.append((100, {"eval/loss": 1.0, "train/train_runtime": 12.0}))
+    run = one(write(tmp_path, rows))
+    assert run.meta["system"] == "Transformers"
+    assert [(event.step, event.kind, event.cause) for event in run.events] == [
+        (40, "skip", "unknown"),
+        (77, "skip", "unknown"),
+    ]
+    assert "no loss scale to tell why" in run.events[0].message
+    assert "skipped" not in run.steps and run.totals.skipped_steps is None  # how many in all, nobody knows
+    known = run.steps["grad_norm_logged"]
+    assert known.all() and np.isnan(run.steps["grad_norm"]).sum() == 1
+
+
+def test_a_norm_that_is_not_finite_and_losses_that_never_are_again_is_a_step_that_was_taken(tmp_path):
+    rows = [
+        (
+            step,
+            {
+                "train/loss": loss(step) if step <= 40 else math.nan,
+                "train/grad_norm": 0.5 if step < 40 else math.nan,
+                "train/learning_rate": 1e-4,
+            },
+        )
+        for step in range(1, 60)
+    ]
+    run = one(write(tmp_path, rows))
+    assert run.events[0].kind == "nonfinite_step" and run.events[0].step == 40
+
+
+@pytest.mark.parametrize(
+    ("system", "tags"),
+    [
+        ("fairseq", {"loss": "loss", "loss_scale": "loss_scale", "grad_norm": "gnorm", "lr": "lr"}),
+        (
+            "Megatron-DeepSpeed",
+            {
+                "loss": "lm-loss-training/lm loss",
+                "loss_scale": "loss-scale/loss-scale",
+                "grad_norm": "grad-norm/grad-norm",
+                "lr": "learning-rate/learning-rate",
+            },
+        ),
+        ("torchtitan", {"loss": "loss_metrics/global_avg_loss", "grad_norm": "grad_norm", "lr": "lr"}),
+        (None, {"loss": "train_loss_step", "grad_norm": "grad_2.0_norm_total", "lr": "lr-AdamW"}),  # Lightning
+        (None, {"loss": "train/loss", "loss_scale": "train/loss_scale", "lr": "lr-SGD/pg1"}),
+        (None, {"loss": "Loss/train"}),  # the tutorial of torch.utils.tensorboard
+    ],
+)
+def test_the_tags_of_other_systems_are_recognised(tmp_path, system, tags):
+    value = {column: float(number) for number, column in enumerate(tags, 1)}
+    rows = [(step, {tag: value[column] for column, tag in tags.items()} | {"epoch": 0.0}) for step in range(5)]
+    run = one(write(tmp_path, rows))
+    assert run.meta["system"] == system and run.meta["tags"] == tags
+    for column in tags:
+        np.testing.assert_array_equal(run.steps[column], np.full(5, value[column]))
+
+
+def test_tensors_as_tensorflow_2_writes_scalars_are_read_as_well(tmp_path):
+    with (tmp_path / "events.out.tfevents.1700000000.host.1.0.v2").open("wb") as file:
+        file.write(frame(file_version(1_700_000_000.0)))
+        for step in range(10):
+            event = event_pb2.Event(step=step, wall_time=1_700_000_000.0 + step)
+            metadata = summary_pb2.SummaryMetadata()
+            metadata.plugin_data.plugin_name = "scalars"
+            tensor = tensor_util.make_tensor_proto(np.float32(step / 2), dtypes.float32)
+            event.summary.value.add(tag="train/loss", metadata=metadata, tensor=tensor)
+            event.summary.value.add(tag="note", tensor=tensor_util.make_tensor_proto(["text"], dtypes.string))
+            file.write(frame(event.SerializeToString()))
+    run = one(tmp_path)
+    np.testing.assert_array_equal(run.steps["loss"], np.arange(10) / 2)
+    assert run.meta["other_tags"] == [] and run.problems == []
+
+
+def test_nothing_is_sampled_out(tmp_path):
+    rows = [(step, {"train/loss": float(step)}) for step in range(12_000)]
+    run = one(write(tmp_path, rows))
+    np.testing.assert_array_equal(run.steps["loss"], np.arange(12_000.0))
+
+
+# What changes of the scale mean.
+
+
+def scales(folder: Path, values: Iterable[float], first: int = 0) -> list[tuple[int, str]]:
+    run = one(write(folder, [(step, {"loss_scale": value}) for step, value in enumerate(values, first)]))
+    return [(event.step, event.kind) for event in run.events]
+
+
+def test_a_change_by_no_factor_of_the_scaler_is_no_skip(tmp_path):
+    assert scales(tmp_path, [65536.0] * 20 + [1000.0] * 20 + [500.0] * 20) == [
+        (20, "scale_set"),
+        (40, "skip"),
+        (40, "scale_backoff"),
+    ]
+
+
+def test_a_scaler_with_a_factor_of_its_own_is_understood(tmp_path):
+    found = scales(tmp_path, [4096.0] * 20 + [1024.0] * 20 + [256.0] * 20 + [512.0] * 5)
+    assert found == [(20, "skip"), (20, "scale_backoff"), (40, "skip"), (40, "scale_backoff"), (60, "scale_growth")]
+
+
+def test_a_scale_that_never_moves_says_that_no_step_was_skipped(tmp_path):
+    rows = [(step, {"loss_scale": 1024.0, "loss": 1.0}) for step in range(30)]
+    run = one(write(tmp_path, rows))
+    assert run.events == [] and not run.steps["skipped"].any() and run.totals.skipped_steps == 0
+
+
+def test_a_loss_that_was_logged_as_nan_is_measured_and_a_missing_one_is_unknown(tmp_path):
+    rows: list[tuple[int, Mapping[str, float]]] = [(step, {"loss": 1.0, "lr": 0.1}) for step in range(30)]
+    rows[10] = (10, {"loss": math.nan, "lr": 0.1})
+    rows[20] = (20, {"lr": 0.1})
+    run = one(write(tmp_path, rows))
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(run.steps["loss"])), [10, 20])
+    np.testing.assert_array_equal(np.flatnonzero(~run.steps["loss_logged"]), [20])
+
+
+# Restarts, growth, damage.
+
+
+def test_a_restart_supersedes_what_it_takes_anew(tmp_path):
+    write(tmp_path, [(step, {"train/loss": 1.0}) for step in range(100)], filename_suffix=".a")
+    write(tmp_path, [(step, {"train/loss": 2.0}) for step in range(80, 130)], purge_step=80, filename_suffix=".b")
+    run = one(tmp_path)
+    np.testing.assert_array_equal(run.steps["step"], np.arange(130))
+    np.testing.assert_array_equal(run.steps["loss"], [1.0] * 80 + [2.0] * 50)
+    assert [(event.step, event.kind) for event in run.events] == [(80, "resume")]
+    assert one(tmp_path, session=0).steps["step"][-1] == 99
+
+
+def test_a_restart_in_one_file_supersedes_as_well(tmp_path):
+    write(tmp_path, [(step, {"train/loss": 1.0}) for step in [*range(50), *range(30, 60)]])
+    np.testing.assert_array_equal(one(tmp_path).steps["step"], np.arange(60))
+
+
+def test_two_writers_of_different_tags_in_one_folder_are_one_run(tmp_path):
+    write(tmp_path, [(step, {"loss": 1.0}) for step in range(20)], filename_suffix=".a")
+    write(tmp_path, [(step, {"lr": 0.5}) for step in range(20)], filename_suffix=".b")
+    run = one(tmp_path)
+    np.testing.assert_array_equal(run.steps["loss"], np.full(20, 1.0))
+    np.testing.assert_array_equal(run.steps["lr"], np.full(20, 0.5))
+    assert run.events == []
+
+
+def test_a_growing_run_is_followed(tmp_path):
+    with SummaryWriter(str(tmp_path)) as log:
+        log.add_scalar("loss", 1.0, 0)
+        log.flush()
+        run = one(tmp_path)
+        before = run.steps["loss"]
+        assert not run.refresh()
+        log.add_scalar("loss", 2.0, 1)
+        log.flush()
+        assert run.refresh()
+        np.testing.assert_array_equal(run.steps["loss"], [1.0, 2.0])
+        np.testing.assert_array_equal(before, [1.0])
+
+
+def test_a_damaged_event_file_gives_what_is_sound_and_says_so(tmp_path):
+    write(tmp_path, [(step, {"loss": 1.0}) for step in range(100)])
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data[:-3])
+    run = one(tmp_path)
+    assert len(run.steps["step"]) == 98  # one damaged, one torn
+    (problem,) = run.problems
+    assert "damaged bytes" in problem
+
+
+def test_a_folder_with_a_record_file_is_read_from_that_alone(tmp_path):
+    record(tmp_path / "ours")
+    write(tmp_path / "ours", [(step, {"loss-scale": 1.0, "lm loss": 9.0}) for step in range(500)])
+    run = one(tmp_path)
+    assert run.meta.get("source") is None and len(run.steps["step"]) == 10
+
+
+def test_a_folder_without_a_loss_or_a_scale_is_no_run(tmp_path):
+    write(tmp_path / "eval", [(step, {"eval/accuracy": 0.5, "lr": 1.0}) for step in range(10)])
+    write(tmp_path / "train", [(step, {"train/loss": 0.5}) for step in range(10)])
+    assert list(tbnum.read(tmp_path)) == ["train"]
+
+
+# The mapping.
+
+
+def test_a_mapping_gives_the_tags_of_a_system_that_nobody_knows(tmp_path):
+    scaler = Scaler()
+    rows = [(step, {"amp/s": scaler.update(step == 30), "obj": 1.0, "lr0": 0.1, "lr1": 0.2}) for step in range(60)]
+    write(tmp_path, rows)
+    assert tbnum.read(tmp_path) == {}
+    run = one(tmp_path, tags={"loss_scale": "amp/s", "loss": "obj", "lr": "lr0", "lr/1": "lr1"})
+    assert inferred(run) == [30]
+    np.testing.assert_array_equal(run.steps["lr/1"], np.full(60, np.float32(0.2)))
+
+
+@pytest.mark.parametrize(
+    ("values", "skips"),
+    [([0, 0, 1, 0, 1, 0], [2, 4]), ([0, 0, 1, 1, 3, 3], [2, 4])],
+    ids=["a flag", "a running total"],
+)
+def test_a_log_that_counts_skips_itself_is_believed(tmp_path, values, skips):
+    write(tmp_path, [(step, {"loss": 1.0, "skips": float(value)}) for step, value in enumerate(values)])
+    run = one(tmp_path, tags={"skipped": "skips"})
+    assert inferred(run) == skips
+    assert run.steps["skipped"].dtype == bool and run.totals.skipped_steps == max(len(skips), max(values))
+
+
+@pytest.mark.parametrize(
+    ("mapping", "complaint"),
+    [
+        ("los_scale=loss-scale", "there is no column 'los_scale'"),
+        ("loss_scale=loss_scale", "no plain run has a scalar 'loss_scale'"),
+        ("loss_scale", "maps nothing: give COLUMN=TAG"),
+    ],
+)
+def test_a_mapping_that_cannot_be_is_refused_and_told_what_there_is(tmp_path, capsys, mapping, complaint):
+    megatron(tmp_path, steps=5)
+    assert cli.main(["report", str(tmp_path), "--map", mapping]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error and error.count("\n") == 1
+    if "column" in complaint:
+        assert all(column in error for column in MAPPABLE)
+    if "scalar" in complaint:
+        assert "'loss-scale'" in error and "'lm loss'" in error
+
+
+# Report and check.
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    megatron(folder / "megatron")
+    write(folder / "plain", [(step, {"train/loss": loss(step + 1)}) for step in range(100)])
+    return folder
+
+
+@pytest.fixture
+def told(capsys) -> Callable[..., tuple[int, str]]:
+    def call(*arguments: object) -> tuple[int, str]:
+        code = cli.main([str(each) for each in arguments])
+        return code, " ".join(capsys.readouterr().out.split())
+
+    return call
+
+
+def test_the_report_shows_three_inferred_skips_and_where_they_come_from(runs, told):
+    code, out = told("report", runs, "--run", "megatron")
+    assert code == 0
+    assert "TensorBoard scalars of Megatron-LM, every step: loss from 'lm loss'" in out
+    assert "at least 3 (1.0 %), inferred" in out
+    assert "bad_batch 2 50 220" in out and "growth_probe 1 151 151" in out
+    assert "Inferred from the course of the loss scale" in out
+
+
+def test_the_report_says_that_skips_are_unknown_where_no_scale_is_logged(runs, told):
+    _, out = told("report", runs, "--run", "plain")
+    assert "skipped unknown: no loss scale is logged" in out
+
+
+def test_check_counts_inferred_skips_and_does_not_pass_what_it_cannot_tell(runs, told):
+    code, out = told("check", runs, "--run", "megatron", "--max-skip-rate", 0.02)
+    assert code == 0 and "3 skipped, 1.0 %, inferred from TensorBoard scalars" in out
+    assert told("check", runs, "--run", "megatron", "--max-skip-rate", 0.005)[0] == 1
+    code, out = told("check", runs, "--run", "plain", "--max-skip-rate", 0.5)
+    assert code == 1 and "share of skipped steps is unknown" in out
+
+
+def test_json_and_exports_keep_what_is_unknown_apart(runs, tmp_path, told):
+    report = json.loads(told("report", runs, "--json")[1])
+    plain = {run["run"]: run for run in report["runs"]}["plain"]
+    assert plain["source"] == "tensorboard" and plain["skipped"]["steps"] is None and plain["skipped"]["rate"] is None
+    for form in ("csv", "json", "jsonl", "npz"):
+        assert told("export", runs, "--run", "megatron", "--format", form, "-o", tmp_path / form)[0] == 0
+    lines = (tmp_path / "csv").read_text().splitlines()
+    assert lines[50].split(",")[lines[0].split(",").index("grad_norm")] == ""  # step 50: no norm was logged
+    assert told("report", runs, "--html", tmp_path / "page.html")[0] == 0
