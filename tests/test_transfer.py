@@ -58,39 +58,37 @@ def test_what_is_held_does_not_change_with_the_tensor(device: SlowDevice) -> Non
     tensor = torch.tensor(3.0)
     held = transfer.hold(tensor)
     tensor.fill_(7.0)
-    assert transfer.Transfer([held]).tree() == [3.0]
+    assert isinstance(held, torch.Tensor)
+    assert transfer.Transfer([held]).number(held) == 3.0
 
 
-def test_a_tree_keeps_its_structure_shapes_and_types(device: SlowDevice) -> None:
-    large = 2**40 + 1
-    sent = transfer.Transfer(
-        {
-            "numbers": [1.5, torch.tensor(2.0), torch.tensor(3, dtype=torch.int32), None, "text"],
-            "exact": torch.tensor(1 / 3, dtype=torch.float64),
-            "vectors": [torch.arange(3.0), torch.tensor([])],
-            "counts": torch.tensor([[large, 1]]),
-        }
-    )
+def test_what_is_sent_keeps_its_shape_and_precision(device: SlowDevice) -> None:
+    numbers: list[transfer.Number] = [1.5, torch.tensor(2.0), torch.tensor(3, dtype=torch.int32)]
+    exact, vectors = torch.tensor(1 / 3, dtype=torch.float64), [torch.arange(3.0), torch.tensor([])]
+    counts = torch.tensor([[2**40 + 1, 1]])
+    sent = transfer.Transfer([*transfer.tensors_in(numbers), exact, *vectors, counts])
     assert not sent.ready() and len(device.under_way) == 2  # one packed copy, and one of 64-bit counts
     device.land()
     assert sent.ready()
-    tree = sent.tree()
-    assert tree["numbers"] == [1.5, 2.0, 3.0, None, "text"]
-    assert tree["exact"] == 1 / 3
-    assert [each.tolist() for each in tree["vectors"]] == [[0.0, 1.0, 2.0], []]
-    assert tree["counts"].tolist() == [[large, 1]]
+    assert sent.numbers(numbers) == [1.5, 2.0, 3.0]
+    assert sent.number(exact) == 1 / 3
+    assert [sent.array(each).tolist() for each in vectors] == [[0.0, 1.0, 2.0], []]
+    assert sent.array(counts).tolist() == [[2**40 + 1, 1]]
+    assert [each.shape for each in sent.arrays()] == [(), (), (), (3,), (0,), (1, 2)]
     assert device.waited == 0
 
 
 def test_whoever_asks_early_waits(device: SlowDevice) -> None:
-    assert transfer.Transfer([torch.tensor(2.0)]).tree() == [2.0]
+    tensor = torch.tensor(2.0)
+    assert transfer.Transfer([tensor]).number(tensor) == 2.0
     assert device.waited == 1
 
 
 def test_on_the_host_everything_is_there_at_once() -> None:
-    sent = transfer.Transfer([1.0, torch.tensor(2.0), torch.ones(2)])
+    number, vector = torch.tensor(2.0), torch.ones(2)
+    sent = transfer.Transfer([number, vector])
     assert sent.ready()
-    assert sent.tree()[:2] == [1.0, 2.0] and sent.tree()[2].tolist() == [1.0, 1.0]
+    assert sent.numbers([1.0, number]) == [1.0, 2.0] and sent.array(vector).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -375,7 +375,7 @@ class Sentinels(_Watch):
             step, seen, transfer = self._landing.popleft()
             bad = [
                 (sighted, float(low_high_largest[2]))
-                for sighted, low_high_largest in zip(seen, transfer.tree(), strict=True)
+                for sighted, low_high_largest in zip(seen, transfer.arrays(), strict=True)
                 if _is_bad(low_high_largest, sighted.may_mask)
             ]
             reports.append(SentinelReport(step, _first_forward(bad), _first_backward(seen, bad)))
@@ -551,7 +551,7 @@ class ActivationWatch(_Watch):
         found = []
         while self._landing and (wait or self._landing[0][2].ready()):
             step, seen, transfer = self._landing.popleft()
-            found.append(Activations(step, self.names, _combined(len(self.names), seen, transfer.tree())))
+            found.append(Activations(step, self.names, _combined(len(self.names), seen, transfer.arrays())))
         return found
 
     def _called(self, call: Call, inputs: list[Tensor]) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from tbnum.formats import BINS
 from tbnum.measure.histogram import TensorHistograms, histograms_of, total_histograms_of
 from tbnum.measure.norms import TensorNorms, combine
 from tbnum.measure.statistics import STATISTICS, TensorStatistics
 from tbnum.observe.gradients import Gradients
 from tbnum.observe.shards import Layout, Parts
-from tbnum.observe.transfer import Number, Transfer
+from tbnum.observe.transfer import Number, Transfer, tensors_in
 
 __all__ = ["OptimizerRecord", "Sighting", "StepRecord"]
 
@@ -116,9 +117,9 @@ class Measurement:
     nonfinite: list[Number]  # gradients that hold NaN or inf
     divisor: Number = 1.0
 
-    def tree(self) -> dict[str, Any]:
+    def tensors(self) -> list[Tensor]:
         norms = [each.norms for each in self.norms]
-        return {"norms": norms, "totals": self.totals, "nonfinite": self.nonfinite, "divisor": self.divisor}
+        return norms + tensors_in([*self.totals, *self.nonfinite, self.divisor])
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,8 @@ class Histograms:
         each = histograms_of(tensors)
         return Histograms([histograms.counts.sum(0) for histograms in each], each)
 
-    def tree(self) -> dict[str, Any]:
-        each = None if self.each is None else [histograms.counts for histograms in self.each]
-        return {"whole": self.whole, "each": each}
+    def tensors(self) -> list[Tensor]:
+        return self.whole + [histograms.counts for histograms in self.each or ()]
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,9 @@ class Rows:
     histograms: Histograms
     divisor: Number
 
-    def tree(self) -> dict[str, Any]:
-        return {
-            "statistics": [each.values for each in self.statistics],
-            "histograms": self.histograms.tree(),
-            "divisor": self.divisor,
-        }
+    def tensors(self) -> list[Tensor]:
+        values = [each.values for each in self.statistics]
+        return values + self.histograms.tensors() + tensors_in([self.divisor])
 
 
 @dataclass(frozen=True)
@@ -170,11 +167,9 @@ class Change:
     norms: dict[str, list[TensorNorms]]
     histograms: dict[str, Histograms]
 
-    def tree(self) -> dict[str, Any]:
-        return {
-            "norms": {source: [each.norms for each in norms] for source, norms in self.norms.items()},
-            "histograms": {source: histograms.tree() for source, histograms in self.histograms.items()},
-        }
+    def tensors(self) -> list[Tensor]:
+        norms = [each.norms for norms in self.norms.values() for each in norms]
+        return norms + [tensor for histograms in self.histograms.values() for tensor in histograms.tensors()]
 
 
 NOTHING = Measurement([], [], [])
@@ -204,18 +199,12 @@ class OpenOptimizer:
         self.lr: list[Number] = []
         self.snapshot: list[Tensor] = []  # the parameters as they were
 
-    def tree(self) -> dict[str, Any]:
-        """All numbers, for a `Transfer`."""
-        return {
-            "before": self.before.tree(),
-            "after": None if self.after is None else self.after.tree(),
-            "rows": None if self.rows is None else self.rows.tree(),
-            "change": None if self.change is None else self.change.tree(),
-            "coefficients": self.coefficients,
-            "found_inf": self.found_inf,
-            "lr": self.lr,
-            "parameters_nonfinite": self.parameters_nonfinite,
-        }
+    def tensors(self) -> list[Tensor]:
+        """All that may be on a device, for a `Transfer`."""
+        parts = [part for part in (self.before, self.after, self.rows, self.change) if part is not None]
+        found = [tensor for part in parts for tensor in part.tensors()]
+        nonfinite = () if self.parameters_nonfinite is None else (self.parameters_nonfinite,)
+        return found + tensors_in([*self.coefficients, *self.found_inf, *self.lr, *nonfinite])
 
 
 @dataclass
@@ -227,8 +216,8 @@ class Update:
     was_set: bool
     new_scale: Number = UNKNOWN
 
-    def tree(self) -> dict[str, Any]:
-        return {"old": self.old_scale, "growth_tracker": self.growth_tracker, "new": self.new_scale}
+    def tensors(self) -> list[Tensor]:
+        return tensors_in([self.old_scale, self.growth_tracker, self.new_scale])
 
 
 # -- a step that has closed --------------------------------------------------------------------------------------------
@@ -252,84 +241,88 @@ class Pending:
         self.wall_time = wall_time
         self.scale_was_set = update is not None and update.was_set
         self._micro_batches = micro_batches
+        self._losses = losses or []
+        self._loss_scale = loss_scale
+        self._update = update
         self._optimizers = dict(optimizers or {})
-        self._transfer = Transfer(
-            {
-                "losses": losses or [],
-                "loss_scale": loss_scale,
-                "update": None if update is None else update.tree(),
-                "optimizers": {name: one.tree() for name, one in self._optimizers.items()},
-            }
-        )
+        tensors = tensors_in([*self._losses, loss_scale])
+        if update is not None:
+            tensors += update.tensors()
+        for one in self._optimizers.values():
+            tensors += one.tensors()
+        self._transfer = Transfer(tensors)
 
     def ready(self) -> bool:
         return self._transfer.ready()
 
     def land(self) -> tuple[StepRecord | None, tuple[float, float] | None]:
         """The step (None for a lone update), and the old and the new scale where there was an update."""
-        tree = self._transfer.tree()
-        update = tree["update"]
-        scales = None if update is None else (update["old"], update["new"])
+        host, update = self._transfer, self._update
+        scales = None if update is None else (host.number(update.old_scale), host.number(update.new_scale))
         if not self._optimizers:
             return None, scales
         record = StepRecord(self.step, self.wall_time, micro_batches=self._micro_batches)
-        record.losses = tree["losses"]
+        record.losses = host.numbers(self._losses)
         record.loss = sum(record.losses) if record.losses else UNKNOWN
-        record.loss_scale = tree["loss_scale"]
-        if update is not None:
-            record.growth_tracker, record.new_scale = update["growth_tracker"], update["new"]
+        record.loss_scale = host.number(self._loss_scale)
+        if update is not None and scales is not None:
+            record.growth_tracker, record.new_scale = host.number(update.growth_tracker), scales[1]
         for name, one in self._optimizers.items():
-            record.optimizers[name] = _landed(one, tree["optimizers"][name])
+            record.optimizers[name] = _landed(one, host)
         return record, scales
 
 
-def _landed(one: OpenOptimizer, tree: Mapping[str, Any]) -> OptimizerRecord:
-    before, after = tree["before"], tree["after"]
-    record = OptimizerRecord(tensors=len(one.places), lr=tree["lr"])
-    record.skipped = any(tree["found_inf"])
-    nonfinite_parameters = tree["parameters_nonfinite"]
-    record.parameters_nonfinite = None if nonfinite_parameters is None else bool(nonfinite_parameters)
+def _landed(one: OpenOptimizer, host: Transfer) -> OptimizerRecord:
+    before, after = one.before, one.after
+    record = OptimizerRecord(tensors=len(one.places), lr=host.numbers(one.lr))
+    record.skipped = any(host.numbers(one.found_inf))
+    if one.parameters_nonfinite is not None:
+        record.parameters_nonfinite = bool(host.number(one.parameters_nonfinite))
     record.max_norm = next(iter(one.max_norms)) if len(one.max_norms) == 1 else UNKNOWN
-    record.nonfinite_tensors = sum(before["nonfinite"])
-    if tree["found_inf"] and not record.skipped:
+    record.nonfinite_tensors = sum(host.numbers(before.nonfinite))
+    if one.found_inf and not record.skipped:
         record.nonfinite_tensors = 0.0  # finite elements, whose norm is not
     layout, shares = one.layout, Shares()
     if layout is not None:
         record.shares = shares
     if one.places:
-        norms = _spread(one.parameters, one.places, one.before.norms, before["norms"])
-        record.grad_norms = norms / before["divisor"] if before["divisor"] else np.full_like(norms, UNKNOWN)
+        norms, divisor = _spread(one.parameters, one.places, before.norms, host), host.number(before.divisor)
+        if divisor == 1.0:
+            record.grad_norms = norms
+        else:
+            record.grad_norms = norms / divisor if divisor else np.full_like(norms, UNKNOWN)
         if layout is None:
-            record.grad_norm = _ratio(combine(before["totals"]), before["divisor"])
+            record.grad_norm = _ratio(combine(host.numbers(before.totals)), divisor)
         else:
             shares.grad_norm = _share(record.grad_norms, layout.gradients, one.places)
-        if after is not None and one.after is not None:
-            record.nonfinite_after = sum(after["nonfinite"])
-            norms = _spread(one.parameters, one.places, one.after.norms, after["norms"])
+        if after is not None:
+            record.nonfinite_after = sum(host.numbers(after.nonfinite))
+            norms = _spread(one.parameters, one.places, after.norms, host)
             if layout is not None and not record.skipped:
                 share = _share(norms, layout.gradients, one.places)
-                shares.grad_norm_clipped = _ratio(share, after["divisor"])
+                shares.grad_norm_clipped = _ratio(share, host.number(after.divisor))
         if record.nonfinite_tensors > 0 or record.nonfinite_after > 0:
             without = np.isnan(norms)
             without[list(one.places)] = False
             record.nonfinite_rows = np.flatnonzero(~np.isfinite(norms) & ~without).tolist()
-        _take_rows(record, one, tree["rows"])
-        _take_change(record, one, tree["change"])
+        if one.rows is not None:
+            _take_rows(record, one, one.rows, host)
+        if one.change is not None:
+            _take_change(record, one, one.change, host)
     elif layout is not None and layout.has_flat_parameters:
         shares.grad_norm = 0.0  # every parameter that has a gradient lies on other ranks
     if not record.skipped:  # else nothing of this batch reached the optimizer
-        _take_clipping(record, one, math.prod(tree["coefficients"]), after)
+        _take_clipping(record, one, host)
     return record
 
 
-def _take_clipping(
-    record: OptimizerRecord, one: OpenOptimizer, coefficient: float, after: Mapping[str, Any] | None
-) -> None:
+def _take_clipping(record: OptimizerRecord, one: OpenOptimizer, host: Transfer) -> None:
+    coefficient = math.prod(host.numbers(one.coefficients))
     if record.shares is not None:
         _take_clipping_of_shares(record, record.shares, one, coefficient)
         return
-    if after is not None:
-        record.grad_norm_clipped = _ratio(combine(after["totals"]), after["divisor"])
+    if one.after is not None:
+        record.grad_norm_clipped = _ratio(combine(host.numbers(one.after.totals)), host.number(one.after.divisor))
     elif coefficient == 0 and record.nonfinite_tensors == 0:
         record.grad_norm_clipped = 0.0  # finite elements whose norm overflowed: clipping left nothing
     else:
@@ -350,23 +343,19 @@ def _take_clipping_of_shares(record: OptimizerRecord, shares: Shares, one: OpenO
             record.clip_coef = coefficient
 
 
-def _take_rows(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str, Any] | None) -> None:
-    if tree is None or one.rows is None:
-        return
-    rows = np.full((one.parameters, len(STATISTICS)), UNKNOWN)
-    for each, values in zip(one.rows.statistics, tree["statistics"], strict=True):
-        rows[np.asarray(one.places)[each.index]] = values
-    record.columns = dict(zip(STATISTICS, rows.T, strict=True))
-    record.columns["absmax"] = record.columns["absmax"] / (tree["divisor"] or UNKNOWN)
-    _take_histograms(record, "gradient", one.parameters, one.places, one.rows.histograms, tree["histograms"])
+def _take_rows(record: OptimizerRecord, one: OpenOptimizer, rows: Rows, host: Transfer) -> None:
+    values = np.full((one.parameters, len(STATISTICS)), UNKNOWN)
+    for each in rows.statistics:
+        values[np.asarray(one.places)[each.index]] = host.array(each.values)
+    record.columns = dict(zip(STATISTICS, values.T, strict=True))
+    record.columns["absmax"] = record.columns["absmax"] / (host.number(rows.divisor) or UNKNOWN)
+    _take_histograms(record, "gradient", one.parameters, one.places, rows.histograms, host)
 
 
-def _take_change(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str, Any] | None) -> None:
-    if tree is None or one.change is None:
-        return
+def _take_change(record: OptimizerRecord, one: OpenOptimizer, change: Change, host: Transfer) -> None:
     all_places = range(one.parameters)
-    for source, measured in one.change.norms.items():
-        norms = _spread(one.parameters, all_places, measured, tree["norms"][source])
+    for source, measured in change.norms.items():
+        norms = _spread(one.parameters, all_places, measured, host)
         record.columns[f"{'param' if source == 'parameter' else source}_norm"] = norms
     if one.layout is None or record.shares is None:
         record.param_norm = combine(record.columns["param_norm"].tolist())
@@ -374,8 +363,8 @@ def _take_change(record: OptimizerRecord, one: OpenOptimizer, tree: Mapping[str,
     else:
         record.shares.param_norm = _share(record.columns["param_norm"], one.layout.parameters, all_places)
         record.shares.update_norm = _share(record.columns["update_norm"], one.layout.parameters, all_places)
-    for source, histograms in one.change.histograms.items():
-        _take_histograms(record, source, one.parameters, all_places, histograms, tree["histograms"][source])
+    for source, histograms in change.histograms.items():
+        _take_histograms(record, source, one.parameters, all_places, histograms, host)
 
 
 def _take_histograms(
@@ -384,18 +373,19 @@ def _take_histograms(
     parameters: int,
     places: Sequence[int],
     histograms: Histograms,
-    counts: Mapping[str, Any],
+    host: Transfer,
 ) -> None:
-    record.histograms[source] = sum(counts["whole"])
+    record.histograms[source] = sum(map(host.array, histograms.whole))
     if histograms.each is not None:
-        spread = np.zeros((parameters, counts["each"][0].shape[1]), np.int64)
-        for each, values in zip(histograms.each, counts["each"], strict=True):
-            spread[np.asarray(places)[each.index]] = values
+        spread = np.zeros((parameters, BINS), np.int64)
+        for each in histograms.each:
+            spread[np.asarray(places)[each.index]] = host.array(each.counts)
         record.tensor_histograms[source] = spread
 
 
-def _spread(parameters: int, places: Sequence[int], norms: list[TensorNorms], values: list[np.ndarray]) -> np.ndarray:
+def _spread(parameters: int, places: Sequence[int], norms: list[TensorNorms], host: Transfer) -> np.ndarray:
     """(P,) norms, NaN for parameters without a gradient."""
+    values = [host.array(each.norms) for each in norms]
     if len(places) == parameters and len(norms) == 1 and norms[0].in_order:
         return values[0]
     spread = np.full(parameters, UNKNOWN, np.result_type(*values))

@@ -16,6 +16,7 @@ import contextlib
 import enum
 import functools
 import math
+import operator
 import time
 import weakref
 from collections import deque
@@ -384,13 +385,16 @@ class StepObserver:
         """
         if capturing():
             return {}
-        clipped = set(map(id, parameters))
+        clipped: set[int] = set()
         touched: dict[str, Cover] = {}
         for name, optimizer in self.optimizers().items():
             its_own = parameters_of(optimizer)
-            # Only then look at gradients: those of another loop may be written by another thread just now.
-            if clipped.isdisjoint(map(id, its_own)):
-                continue
+            is_all = len(parameters) == len(its_own) and all(map(operator.is_, parameters, its_own))
+            if not is_all:  # which is rare, and takes longer to look at
+                clipped = clipped or set(map(id, parameters))
+                # Only then look at gradients: those of another loop may be written by another thread just now.
+                if clipped.isdisjoint(map(id, its_own)):
+                    continue
             if max_norm == math.inf:  # no clip: a way to ask for the norm, which multiplies by one
                 touched[name] = Cover.SOME
                 continue
@@ -400,7 +404,7 @@ class StepObserver:
                 if self.scaler is not None:
                     continue  # between step() and update() a clip changes nothing that counts
                 self._close_without_what_came_since()
-            whole = all(id(its_own[place]) in clipped for place in gradients.places)
+            whole = is_all or all(id(its_own[place]) in clipped for place in gradients.places)
             touched[name] = Cover.ALL if whole else Cover.SOME
             self._before_clip(name, optimizer, gradients, max_norm)
             if whole and self._open[name].layout is not None and clipped.issubset(map(id, its_own)):
@@ -613,7 +617,6 @@ class StepObserver:
         return name if len(self._optimizers) > 1 else None
 
 
-@torch.no_grad()
 def _measured(gradients: list[Tensor], divisor: Number) -> Measurement:
     """One pass over the gradients, and two small kernels a device."""
     gradients = local(gradients)

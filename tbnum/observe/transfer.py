@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Number", "Transfer", "capturing", "hold"]
+__all__ = ["Number", "Transfer", "capturing", "hold", "tensors_in"]
 
 Number = float | Tensor
 """A value as a hook finds it: a float where the host has it, a 0-dim tensor where only the device does."""
+
+
+def tensors_in(numbers: Iterable[Number]) -> list[Tensor]:
+    """Of numbers, those that only a device has."""
+    return [number for number in numbers if isinstance(number, Tensor)]
 
 
 class Arrival(Protocol):
@@ -31,60 +37,56 @@ def hold(value: Tensor) -> Number:
 
 
 class Transfer:
-    """Brings all device tensors in a tree of lists and dicts to the host together.
+    """Brings tensors to the host together. Nothing waits until a value is asked for.
 
-    A 0-dim tensor arrives as a float, any other as a numpy array of its shape; everything else is passed on as it
-    is. Nothing waits until `tree` is asked for. Nobody may write to the tensors any more.
-
-    Costs for each device two small kernels and one non-blocking copy into pinned memory (two of each where there are
-    64-bit counts); nothing where there is no device tensor.
+    Nobody may write to the tensors any more. Costs for each device two small kernels and one non-blocking copy into
+    pinned memory (two of each where there are 64-bit counts); nothing for tensors that are on the host.
     """
 
-    def __init__(self, tree: Any) -> None:
-        self._tree = tree
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._sent = list(tensors)
         self._arrivals: list[Arrival] = []
-        self._landing: dict[int, Tensor] = {}  # by id of a device tensor in the tree: where it lands
+        self._landing: dict[int, Tensor] = {}  # by id of a device tensor: where it lands
         together: dict[tuple[torch.device, bool], list[Tensor]] = {}
-        for tensor in _tensors_in(tree):
+        for tensor in self._sent:
             if not on_host(tensor):
                 together.setdefault((tensor.device, tensor.dtype == torch.int64), []).append(tensor)
-        for tensors in together.values():
+        for members in together.values():
             # torch.cat promotes: int32 beside float32 is exact to 2**24, and float64 is kept where there is one.
-            host, arrival = copy_to_host(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+            host, arrival = copy_to_host(torch.cat([tensor.detach().reshape(-1) for tensor in members]))
             if arrival is not None:
                 self._arrivals.append(arrival)
             start = 0
-            for tensor in tensors:
+            for tensor in members:
                 self._landing[id(tensor)] = host[start : start + tensor.numel()].view(tensor.shape)
                 start += tensor.numel()
 
     def ready(self) -> bool:
-        """Whether the tree could be had at once. Costs a query of an event a device, no sync."""
+        """Whether everything could be had at once. Costs a query of an event a device, no sync."""
         return all(arrival.query() for arrival in self._arrivals)
 
-    def tree(self) -> Any:
-        """The tree, on the host. Waits for the copies that have not landed."""
+    def wait(self) -> None:
+        """Until everything is on the host."""
         for arrival in self._arrivals:
             arrival.synchronize()
-        return self._landed(self._tree)
+        self._arrivals = []
 
-    def _landed(self, node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: self._landed(each) for key, each in node.items()}
-        if isinstance(node, list):
-            return [self._landed(each) for each in node]
-        if isinstance(node, Tensor):
-            host = self._landing.get(id(node), node)
-            return float(host.item()) if host.ndim == 0 else host.detach().numpy()
-        return node
+    def number(self, value: Number) -> float:
+        """What a number is on the host. Waits if it has not landed."""
+        return float(self.array(value)) if isinstance(value, Tensor) else value
 
+    def numbers(self, values: Iterable[Number]) -> list[float]:
+        return [self.number(value) for value in values]
 
-def _tensors_in(node: Any) -> Iterator[Tensor]:
-    if isinstance(node, Tensor):
-        yield node
-    elif isinstance(node, (dict, list)):
-        for each in node.values() if isinstance(node, dict) else node:
-            yield from _tensors_in(each)
+    def array(self, tensor: Tensor) -> np.ndarray:
+        """A tensor that was sent, as an array of its shape. Waits if it has not landed."""
+        if self._arrivals:
+            self.wait()
+        return self._landing.get(id(tensor), tensor).detach().numpy()
+
+    def arrays(self) -> list[np.ndarray]:
+        """All that were sent, in their order."""
+        return [self.array(tensor) for tensor in self._sent]
 
 
 def capturing() -> bool:
