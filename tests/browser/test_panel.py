@@ -483,7 +483,7 @@ def test_views_are_shown_moved_sized_and_put_on_another_axis_and_stay_so(tmp_pat
     assert shown_charts(panel) == ["loss", "norm", "clip", "lr", "ratio"]
     for chart in ("lr", "ratio", "clip"):
         panel.wait_until(lambda chart=chart: inked_colours(panel, chart) > 8, f"ink on the chart {chart}")
-    expect(panel.frame.locator("[data-chart=clip] .key")).to_contain_text("of the steps")
+    expect(panel.frame.locator("[data-chart=clip] .key")).to_contain_text("clipped in 33 % of 399 updates")
     expect(panel.frame.locator("#summary-ratio")).to_contain_text("lowest 0")
 
     panel.frame.get_by_role("button", name="Move Update ratio up").click()

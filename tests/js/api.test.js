@@ -83,6 +83,23 @@ test("an unchanged answer is the same object, asked for by its ETag", async () =
   assert.equal(asked[0].url.searchParams.get("run"), "a b&c/#");
 });
 
+test("events that are known are not sent again, and an earlier one may read otherwise with hindsight", async () => {
+  const answers = [
+    { version: "1", unchanged: 0, events: [{ step: 1 }, { step: 2, cause: null }] },
+    { version: "1", unchanged: 2, events: [] },
+    { version: "2", unchanged: 1, events: [{ step: 2, cause: "bad_batch" }, { step: 3 }] },
+    { version: "3", unchanged: 0, events: [{ step: 9 }] },
+  ];
+  const { api, asked } = apiOf(() => Response.json(answers.shift()));
+  const first = await api.events("a");
+  assert.equal(await api.events("a"), first);
+  const { events } = await api.events("a");
+  assert.deepEqual(events.map(({ step, cause }) => [step, cause]), [[1, undefined], [2, "bad_batch"], [3, undefined]]);
+  assert.equal(events[0], first.events[0]);
+  assert.deepEqual((await api.events("b")).events.map(({ step }) => step), [9]);
+  assert.deepEqual(asked.map(({ url }) => url.searchParams.get("since")), [null, "1", "1", null]);
+});
+
 test("columns with commas, and the interval, travel as they are", async () => {
   const { api, asked } = apiOf(() => new Response(exact));
   await api.series("r", { columns: ["loss", "a,b/grad_norm"], from: 5, to: 9, buckets: 1024 });

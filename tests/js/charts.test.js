@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  CHARTS, TimeAxis, clippedText, firstViews, formatViews, indexOfStep, lineOf, neededColumns, parseViews, plotData, smoothed,
+  CHARTS, TimeAxis, clippedText, firstViews, formatViews, indexOfStep, neededColumns, parseViews, plotData, smoothed,
 } from "../../plugins/tensorboard_plugin_tbnum/static/charts.js";
 
 const [LOSS, SCALE, NORM] = CHARTS;
@@ -86,25 +86,18 @@ test("views that a text does not name stand at the end, as at first; nonsense is
   assert.equal(parseViews("-loss,-scale,-norm").hidden.has("loss"), false, "one view is always shown");
 });
 
-test("columns of hidden views are not asked for", () => {
-  const columns = ["loss", "loss_scale", "lr", "update_norm", "param_norm", "nonfinite_tensors"];
+test("columns of hidden views are not asked for, and what a legend needs is", () => {
+  const columns = ["loss", "loss_scale", "lr", "update_ratio", "clip_coef", "clipped", "nonfinite_tensors"];
   assert.deepEqual(neededColumns(columns, ""), ["loss", "loss_scale", "nonfinite_tensors"]);
-  assert.deepEqual(neededColumns(columns, "", new Set(["loss", "scale", "lr"])).sort(), ["loss", "nonfinite_tensors", "param_norm", "update_norm"]);
+  assert.deepEqual(neededColumns(columns, "", new Set(["loss", "scale", "lr", "clip"])).sort(), ["loss", "nonfinite_tensors", "update_ratio"]);
+  assert.deepEqual(neededColumns(columns, "", new Set(["loss", "scale", "lr", "ratio"])).sort(), ["clip_coef", "clipped", "loss", "nonfinite_tensors"]);
 });
 
-test("a quotient is that of its step, and where steps are reduced its bounds enclose it", () => {
-  const ratio = CHARTS.find(({ id }) => id === "ratio");
-  const series = exact({ update_norm: [0.1, NaN, 0.4], param_norm: [10, 10, 20] });
-  assert.deepEqual([...lineOf(ratio, ratio.lines[0], series, "").last], [0.01, NaN, 0.02]);
-  const lines = { update_norm: { min: [1], max: [4], last: [2] }, param_norm: { min: [10], max: [20], last: [20] } };
-  const line = lineOf(ratio, ratio.lines[0], { exact: false, line: (name) => lines[name] }, "");
-  assert.deepEqual([line.min[0], line.last[0], line.max[0]], [0.05, 0.1, 0.4]);
-});
-
-test("the share of clipped steps is exact, or lies between two bounds", () => {
-  const series = exact({ clip_coef: [1, 0.5, NaN, 0.25, 1] });
-  assert.equal(clippedText(series, "", 0, 4), "clipped in 50 % of the steps");
-  assert.equal(clippedText(series, "", 4, 4), "clipped in 0 % of the steps");
-  const reduced = { ...series, length: 2, line: () => ({ min: [0.5, 0.5], max: [0.9, 1] }), exact: false };
-  assert.equal(clippedText(reduced, "", 0, 4), "clipped in 50 to 100 % of the steps");
+test("the share of clipped updates is exact, where steps are reduced too, and leaves out skipped steps", () => {
+  const series = exact({ clipped: [0, 1, NaN, 1, 0] });
+  assert.equal(clippedText(series, "", 0, 4), "clipped in 50 % of 4 updates");
+  assert.equal(clippedText(series, "", 4, 4), "clipped in 0 % of 1 update");
+  const line = { mean: [0.25, NaN, Math.fround(1 / 3)], known: [8, 0, 6], last: [1, NaN, 0] };
+  const reduced = { exact: false, length: 3, step: [0, 8, 16], stepLast: [7, 15, 23], line: () => line };
+  assert.equal(clippedText(reduced, "", 0, 23), "clipped in 29 % of 14 updates");
 });

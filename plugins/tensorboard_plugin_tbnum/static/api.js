@@ -62,22 +62,16 @@ export class Series {
 
   /** @param {string} column @returns {Line | null} null where the run has no such column */
   line(column) {
-    if (this.exact) {
-      const last = this.arrays.get(column);
-      return last ? { min: last, max: last, last, mean: null, nan: null, inf: null } : null;
-    }
-    const last = this.arrays.get(`${column}/last`);
-    if (!last) return null;
-    const counts = (/** @type {string} */ name) => /** @type {Uint32Array} */ (this.arrays.get(`${column}/${name}`));
-    return {
-      min: /** @type {Values} */ (this.arrays.get(`${column}/min`)),
-      max: /** @type {Values} */ (this.arrays.get(`${column}/max`)),
-      last,
-      mean: this.arrays.get(`${column}/mean`) ?? null,
-      nan: counts("nan"),
-      inf: counts("inf"),
-    };
+    if (this.exact) return exactLine(this.arrays.get(column));
+    if (!this.arrays.has(`${column}/last`)) return null;
+    const parts = ["min", "max", "last", "mean", "nan", "inf", "known"].map((part) => [part, this.arrays.get(`${column}/${part}`) ?? null]);
+    return Object.fromEntries(parts);
   }
+}
+
+/** Values that stand for one step each, as a line. @param {Values} [values] @returns {Line | null} */
+export function exactLine(values) {
+  return values ? { min: values, max: values, last: values, mean: null, nan: null, inf: null, known: null } : null;
 }
 
 /** A number that JSON carried as a text. @param {unknown} value @returns {any} */
@@ -103,6 +97,8 @@ export class Api {
     this.fetcher = fetcher;
     /** @type {Map<string, {etag: string, value: any}>} */
     this.kept = new Map();
+    /** @type {{run: string, answer: EventsAnswer} | null} the events asked for last */
+    this.told = null;
   }
 
   /** @returns {Promise<RunTable>} */
@@ -115,13 +111,18 @@ export class Api {
     return this.#get("run", [["run", run]], json);
   }
 
-  /** @param {string} run @returns {Promise<EventsAnswer>} */
-  events(run) {
-    return this.#get("events", [["run", run]], async (response) => {
+  /** All events; those that are known from before are not sent again. @param {string} run @returns {Promise<EventsAnswer>} */
+  async events(run) {
+    const before = this.told?.run === run ? this.told.answer : null;
+    const { version, unchanged = 0, events } = await this.#get("events", pairs({ run, since: before?.version }), async (response) => {
       const answer = await response.json();
       for (const event of answer.events) event.data = revivedValues(event.data ?? {});
       return answer;
     });
+    if (before && version === before.version) return before;
+    const answer = { version, events: before ? [...before.events.slice(0, unchanged), ...events] : events };
+    this.told = { run, answer };
+    return answer;
   }
 
   /**

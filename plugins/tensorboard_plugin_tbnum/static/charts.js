@@ -16,7 +16,7 @@ import { button, element, svg } from "./host.js";
 import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
 
 /** @import { Series } from "./api.js" */
-/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Geometry, Lane, Line, LineSpec, Model, Pane, SeriesLike, Values, Views, Plot, PlotBand, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
+/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Geometry, Lane, LineSpec, Model, Pane, SeriesLike, Views, Plot, PlotBand, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
 
 /** Every view there is, in its first order. @type {ChartSpec[]} */
 export const CHARTS = [
@@ -33,12 +33,12 @@ export const CHARTS = [
     lines: [
       { column: "grad_norm", label: "before clipping", color: "--norm", width: 1.25 },
       { column: "grad_norm_clipped", label: "after clipping", color: "--clipped", width: 1.25, only: "max" },
-      { column: "max_norm", label: "threshold", color: "--threshold", width: 1.25, dash: [6, 4] },
+      { column: "max_norm", label: "threshold", color: "--threshold", width: 1.25, dash: [6, 4], only: "last" },
     ],
   },
   {
     id: "clip", title: "Clipping", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true, optional: true,
-    lines: [{ column: "clip_coef", label: "gradients times", color: "--clipped", width: 1.25, average: true }],
+    lines: [{ column: "clip_coef", label: "gradients times", color: "--clipped", width: 1.25, average: true }], beside: ["clipped"],
   },
   {
     id: "lr", title: "Learning rate", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true, optional: true,
@@ -46,7 +46,7 @@ export const CHARTS = [
   },
   {
     id: "ratio", title: "Update ratio", scale: "log10", weight: 1.2, minHeight: 80, ofOptimizer: true, canLog: true, optional: true,
-    lines: [{ column: "update_norm", over: "param_norm", label: "update norm / parameter norm", color: "--ratio", width: 1.5, sparse: true }],
+    lines: [{ column: "update_ratio", label: "update norm / parameter norm", color: "--ratio", width: 1.5, sparse: true }],
   },
   {
     id: "headroom", title: "Headroom", scale: "linear", weight: 1.2, minHeight: 80, ofTensors: "headroom", optional: true,
@@ -111,25 +111,14 @@ export function parseViews(text) {
 /** The columns that the shown views need, of those that a run has. @param {string[]} columns @param {string} prefix of an optimizer @param {Set<string>} [hidden] */
 export function neededColumns(columns, prefix, hidden = firstViews().hidden) {
   const shown = CHARTS.filter(({ id, ofTensors }) => !hidden.has(id) && !ofTensors);
-  const wanted = new Set(shown.flatMap((chart) => chart.lines.flatMap((line) => [line.column, line.over ?? line.column].map((name) => (chart.ofOptimizer ? prefix : "") + name))));
+  const wanted = new Set(shown.flatMap(({ lines, beside = [], ofOptimizer }) => [...lines.map(({ column }) => column), ...beside].map((name) => (ofOptimizer ? prefix : "") + name)));
   for (const own of ["loss", `${prefix}nonfinite_tensors`]) wanted.add(own); // marks stand on the loss; the other tells a measured NaN from an unknown one
   return [...wanted].filter((column) => columns.includes(column));
 }
 
-/**
- * A line's values in a series; of a quotient, bounds that enclose it where the series is reduced.
- * @param {ChartSpec} spec @param {LineSpec} line @param {SeriesLike} series @param {string} prefix @returns {Line | null}
- */
+/** A line's values in a series. @param {ChartSpec} spec @param {LineSpec} line @param {SeriesLike} series @param {string} prefix */
 export function lineOf(spec, line, series, prefix) {
-  const own = spec.ofOptimizer ? prefix : "";
-  const above = series.line(own + line.column);
-  if (!line.over || !above) return above;
-  const below = series.line(own + line.over);
-  if (!below) return null;
-  const quotient = (/** @type {Values} */ a, /** @type {Values} */ b) => Float64Array.from(a, (value, index) => value / b[index]);
-  const last = quotient(above.last, below.last);
-  if (series.exact) return { min: last, max: last, last, mean: null, nan: null, inf: null };
-  return { min: quotient(above.min, below.max), max: quotient(above.max, below.min), last, mean: null, nan: null, inf: null };
+  return series.line((spec.ofOptimizer ? prefix : "") + line.column);
 }
 
 /**
@@ -178,7 +167,7 @@ export function plotData(spec, series, { scale, prefix, smoothing, xOf }) {
   for (const line of spec.lines) {
     const column = lineOf(spec, line, series, prefix);
     const values = column ? convert((line.average && column.mean) || column.last) : nothing();
-    const reduced = column !== null && !series.exact;
+    const reduced = column !== null && !series.exact && line.only !== "last";
     data.push(reduced ? convert(column.max) : nothing(), reduced && line.only !== "max" ? convert(column.min) : nothing());
     const averaged = smoothing > 0 && (line.smooth || (reduced && !line.stepped && !line.dash && !line.sparse && !line.average));
     if (line.smooth) data.push(averaged && !reduced ? values : nothing()); // raw, behind; reduced, the band is that
@@ -191,9 +180,10 @@ export function plotData(spec, series, { scale, prefix, smoothing, xOf }) {
 function nonfiniteEdge(spec, series, prefix) {
   /** @type {Edge} */
   const edge = { step: [], infinite: [] };
-  const column = spec.ofOptimizer && !spec.lines[0].over ? series.line(prefix + spec.lines[0].column) : null;
+  const [{ column: name }] = spec.lines;
+  const column = spec.ofOptimizer ? series.line(prefix + name) : null;
   if (!column) return edge;
-  const measured = series.exact ? series.line(`${prefix}nonfinite_tensors`)?.last : null;
+  const measured = series.exact && name === "grad_norm" ? series.line(`${prefix}nonfinite_tensors`)?.last : null;
   for (let index = 0; index < series.length; index++) {
     const value = column.last[index];
     const infinite = column.inf ? column.inf[index] > 0 : value === Infinity || value === -Infinity;
@@ -283,6 +273,10 @@ export class Charts {
     /** All of them. @type {Pane[]} */
     this.every = [...CHARTS, TENSOR_CHART].map((spec) => this.#pane(spec));
     this.gutter = GUTTER;
+    /** Of all of it, in pixels, when it was drawn last. */
+    this.room = { width: root.clientWidth, height: root.clientHeight };
+    /** Of the plots, until the room or what stands above them changes. @type {{width: number, height: number}[] | null} */
+    this.sizes = null;
     /** Whether the chosen tensor has a chart. */
     this.withTensor = false;
     /** Those that are shown, from top to bottom. @type {Pane[]} */
@@ -436,11 +430,12 @@ export class Charts {
       this.xAxis = model.axis === "time" ? new TimeAxis(model.overview) : STEPS_AXIS;
     }
     for (const { log, spec } of this.panes) log.setAttribute("aria-pressed", String(this.#scaleOf(spec) === "log10"));
-    if (!this.root.clientWidth || !this.root.clientHeight) return; // hidden; `resize` draws when it is not
+    this.room = { width: this.root.clientWidth, height: this.root.clientHeight }; // once, before what is written makes reading dear
+    if (!this.room.width || !this.room.height) return; // hidden; `resize` draws when it is not
     if (!Object.keys(this.colors).length) this.#readColors();
     this.#layoutLanes();
     const fresh = this.panes.map((pane) => this.#prepare(pane));
-    const sizes = this.#sizes(); // after what stands above the plots has its height
+    const sizes = (this.sizes ??= this.#sizes()); // after what stands above the plots has its height
     const [min, max] = this.#xRange();
     this.panes.forEach((pane, index) => {
       pane.plot ??= this.#plot(pane, index, sizes[index]);
@@ -477,6 +472,7 @@ export class Charts {
 
   /** The room has changed, or the panel has become visible. */
   resize() {
+    this.sizes = null;
     if (this.model) this.show(this.model);
   }
 
@@ -492,8 +488,9 @@ export class Charts {
     for (const { plot, holder } of this.panes) {
       if (!plot) continue;
       const left = step === null ? -10 : plot.valToPos(this.xAxis.xOf(step), "x");
-      const inside = step !== null && left >= 0 && left <= plot.over.clientWidth;
-      plot.setCursor({ left: inside ? left : -10, top: inside ? plot.over.clientHeight / 2 : -10 }, false);
+      const { width, height } = areaOf(plot);
+      const inside = step !== null && left >= 0 && left <= width;
+      plot.setCursor({ left: inside ? left : -10, top: inside ? height / 2 : -10 }, false);
       if (step !== null) holder.setAttribute("aria-valuenow", String(step));
     }
   }
@@ -511,7 +508,7 @@ export class Charts {
 
   /** Pixels across the plots. */
   get plotWidth() {
-    return Math.max(100, this.root.clientWidth - this.gutter - PADDING_RIGHT);
+    return Math.max(100, this.room.width - this.gutter - PADDING_RIGHT);
   }
 
   #readColors() {
@@ -540,13 +537,13 @@ export class Charts {
       const head = /** @type {HTMLElement} */ (pane.element.firstElementChild);
       return sum + head.offsetHeight + parseFloat(getComputedStyle(pane.element).marginTop);
     }, 0);
-    const laneHeight = this.lanes.getBoundingClientRect().height;
+    const laneHeight = Number(this.lanes.getAttribute("height"));
     const { heights } = this.views;
     const given = this.panes.reduce((sum, { spec }) => sum + (heights.get(spec.id) ?? 0), 0);
-    const total = this.root.clientHeight - heads - laneHeight - X_AXIS_HEIGHT - 10 - given - GRIP_HEIGHT * this.panes.length;
+    const total = this.room.height - heads - laneHeight - X_AXIS_HEIGHT - 10 - given - GRIP_HEIGHT * this.panes.length;
     const weights = this.panes.reduce((sum, { spec }) => sum + (heights.has(spec.id) ? 0 : spec.weight), 0);
     return this.panes.map(({ spec }, index) => ({
-      width: this.root.clientWidth,
+      width: this.room.width,
       height: Math.round(heights.get(spec.id) ?? Math.max(spec.minHeight, (total * spec.weight) / weights)) + this.#below(index),
     }));
   }
@@ -569,8 +566,8 @@ export class Charts {
     /** @type {PlotBand[]} */
     const bands = [];
     for (const line of spec.lines) {
-      const edge = { stroke: faint(line.color, 0.45), width: 1, points: { show: false } };
-      series.push(edge, { ...edge });
+      // The upper edge alone: spikes are what it is for, and strokes are what a drawing costs most.
+      series.push({ stroke: faint(line.color, 0.45), width: 1, points: { show: false } }, { width: 0, points: { show: false } });
       bands.push({ series: [series.length - 2, series.length - 1], fill: faint(line.color, 0.2) });
       /** @type {PlotSeries} */
       const drawn = {
@@ -612,7 +609,7 @@ export class Charts {
           ...axis,
           size: () => this.gutter,
           gap: 8,
-          splits: (u, _, min, max) => this.#yTicks(spec, min, max, u.over.clientHeight || size.height),
+          splits: (u, _, min, max) => this.#yTicks(spec, min, max, areaOf(u).height || size.height),
           values: (_, splits) => this.#yLabels(spec, splits),
           grid: { stroke: color("--grid"), width: 1 },
           ticks: { show: false },
@@ -627,7 +624,7 @@ export class Charts {
         dataIdx: (_, __, hovered) => (this.model?.series.exact ? hovered : /** @type {any} */ (null)),
         points: {
           size: 7,
-          show: (u, at) => /** @type {any} */ (u.series[at].width === 1 && !u.series[at].dash ? false : element("div", "cursor-point")),
+          show: (u, at) => /** @type {any} */ ((u.series[at].width ?? 0) <= 1 ? false : element("div", "cursor-point")),
           width: 0,
         },
         bind: { dblclick: () => () => { this.callbacks.reset(); return null; } },
@@ -652,7 +649,7 @@ export class Charts {
   }
 
   /** Dots where steps are far enough apart to be told from each other. @param {Plot} plot @param {number} _ @param {number} from @param {number} to */
-  #showPoints = (plot, _, from, to) => !!this.model?.series.exact && (to - from + 1) * 9 < plot.over.clientWidth;
+  #showPoints = (plot, _, from, to) => !!this.model?.series.exact && (to - from + 1) * 9 < areaOf(plot).width;
 
   /** @param {ChartSpec} spec @param {number | null} min @param {number | null} max @returns {[number, number]} */
   #yRange(spec, min, max) {
@@ -697,7 +694,7 @@ export class Charts {
 
   /** @param {Plot} plot @param {number} min @param {number} max */
   #xTicks(plot, min, max) {
-    const count = Math.max(2, Math.floor(plot.over.clientWidth / 100));
+    const count = Math.max(2, Math.floor(areaOf(plot).width / 100));
     return this.model?.axis === "time" ? timeTicks(min, max, count) : linearTicks(min, max, count, 1);
   }
 
@@ -705,7 +702,7 @@ export class Charts {
   #snapped(plot, left) {
     if (!this.model || left < 0) return left;
     const at = plot.valToPos(this.xAxis.xOf(this.#stepAt(plot, left)), "x");
-    return Math.max(0, Math.min(plot.over.clientWidth, at));
+    return Math.max(0, Math.min(areaOf(plot).width, at));
   }
 
   /** @param {Plot} plot @param {number} left */
@@ -747,7 +744,7 @@ export class Charts {
       this.callbacks.zoom(at - (at - from) * factor, at + (to - at) * factor);
     } else if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) {
       event.preventDefault();
-      const by = (sideways / plot.over.clientWidth) * (to - from);
+      const by = (sideways / areaOf(plot).width) * (to - from);
       this.callbacks.zoom(from + by, to + by);
     }
   }
@@ -864,9 +861,11 @@ export class Charts {
   }
 
   #layoutLanes() {
-    const height = Math.max(0, this.#shownLanes().length * LANE_HEIGHT + (this.#shownLanes().length ? 6 : 0));
-    this.lanes.setAttribute("height", String(height));
-    this.lanes.setAttribute("width", String(this.root.clientWidth));
+    const { length } = this.#shownLanes();
+    const height = String(length * LANE_HEIGHT + (length ? 6 : 0));
+    if (this.lanes.getAttribute("height") !== height) this.sizes = null;
+    this.lanes.setAttribute("height", height);
+    this.lanes.setAttribute("width", String(this.room.width));
   }
 
   #drawMarks() {
@@ -874,15 +873,14 @@ export class Charts {
     const { plot } = this.panes[0];
     const curve = this.every[0];
     if (!plot) return;
-    const width = plot.over.clientWidth;
-    const left = plot.over.offsetLeft;
+    const { left, width } = areaOf(plot);
     const [min, max] = this.#xRange();
     const lanes = this.#shownLanes();
     this.clusters = lanes.map((lane) => {
       const positions = model.axis === "time" ? lane.steps.map((step) => this.xAxis.xOf(step)) : lane.steps;
       return { lane, clusters: cluster(positions, { min, max, width }) };
     });
-    const key = JSON.stringify([width, curve.plot?.over.clientHeight, left, min, max, model.selected?.step, model.selected?.kind, model.series.header.version,
+    const key = JSON.stringify([width, curve.plot && areaOf(curve.plot).height, left, min, max, model.selected?.step, model.selected?.kind, model.series.header.version,
       lanes.map((lane) => [lane.kind.id, lane.steps.length]), curve.plot?.scales.y.min, curve.plot?.scales.y.max, model.series.bucketSteps]);
     if (key === this.drawnMarks) return;
     this.drawnMarks = key;
@@ -923,7 +921,7 @@ export class Charts {
     if (lane.kind.id === "nonfinite_loss" || typeof value !== "number" || !Number.isFinite(value)) value = Infinity;
     const mapped = ONTO_AXIS[this.#scaleOf(CHARTS[0])](value);
     const y = mapped === null ? 0 : plot.valToPos(mapped, "y");
-    return Math.max(8, Math.min(plot.over.clientHeight - 8, y));
+    return Math.max(8, Math.min(areaOf(plot).height - 8, y));
   }
 
   /** @param {Lane} lane @param {Cluster[]} clusters @param {number} row @param {number} left @param {number} width */
@@ -1041,6 +1039,7 @@ export class Charts {
     const text = items.map((item) => item.textContent).join();
     if (legend.dataset.text !== text) {
       legend.dataset.text = text;
+      this.sizes = null;
       legend.replaceChildren(...items);
     }
     summary.textContent = this.#summary(pane, from, to);
@@ -1088,6 +1087,12 @@ const NOTHING = {
   exact: true, bucketSteps: 1, length: 0, step: new Float64Array(), stepLast: new Float64Array(), line: () => null,
 };
 
+/** Where a plot draws its lines, in pixels of the page, as uPlot knows it: the page's own measures wait for its layout. @param {Plot} plot */
+function areaOf({ bbox }) {
+  const ratio = devicePixelRatio || 1;
+  return { left: bbox.left / ratio, width: bbox.width / ratio, height: bbox.height / ratio };
+}
+
 /** @param {string} text @param {string} label @param {() => void} press */
 function tool(text, label, press) {
   return element("button", { class: "icon-button", type: "button", title: label, "aria-label": label, onclick: press }, text);
@@ -1101,21 +1106,19 @@ export function eventAt(lane, index) {
 }
 
 /**
- * In how many of the steps in view gradients were clipped; of reduced values the share lies between two bounds.
+ * In how many of the steps in view that were not skipped gradients were clipped; buckets at the edges count whole.
  * @param {SeriesLike} series @param {string} prefix @param {number} from @param {number} to
  */
 export function clippedText(series, prefix, from, to) {
-  const line = series.line(`${prefix}clip_coef`);
-  let [known, least, most] = [0, 0, 0];
+  const line = series.line(`${prefix}clipped`);
+  let [known, clipped] = [0, 0];
   for (let index = 0; line && index < series.length; index++) {
-    if (series.stepLast[index] < from || series.step[index] > to || !Number.isFinite(line.min[index])) continue;
-    known += 1;
-    if (line.max[index] < 1) least += 1;
-    if (line.min[index] < 1) most += 1;
+    if (series.stepLast[index] < from || series.step[index] > to || Number.isNaN(line.last[index])) continue;
+    const steps = line.known ? line.known[index] : 1;
+    known += steps;
+    clipped += line.mean ? Math.round(line.mean[index] * steps) : line.last[index];
   }
-  if (!known) return "";
-  const [low, high] = [least, most].map((count) => formatShare(count, known));
-  return low === high ? `clipped in ${low} of the steps` : `clipped in ${low.replace(" %", "")} to ${high} of the steps`;
+  return known ? `clipped in ${formatShare(clipped, known)} of ${counted(known, "update")}` : "";
 }
 
 /** Points that no line reaches, because both neighbours are gaps. @param {Plot} plot @param {number} at @param {boolean} all */

@@ -4,7 +4,7 @@
  * TensorBoard imports this module in a frame and calls `render()`.
  */
 
-import { Api, RouteError, Unreachable } from "./api.js";
+import { Api, RouteError, Unreachable, exactLine } from "./api.js";
 import { CHARTS, Charts, TimeAxis, firstViews, formatViews, indexOfStep, neededColumns, parseViews } from "./charts.js";
 import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, statusOf } from "./format.js";
 import { addressOf, button, element, followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
@@ -18,7 +18,7 @@ import {
 /** @import { FindingsTable } from "./findings.js" */
 /** @import { RunsTable } from "./runs.js" */
 /** @import { ValuesTable } from "./values.js" */
-/** @import { Loaded, Model, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer, Values, Views } from "./types.js" */
+/** @import { EventsAnswer, Loaded, Model, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer, Values, Views } from "./types.js" */
 
 const POLL_SECONDS = 2;
 const SCANNING_POLL_SECONDS = 0.5;
@@ -79,9 +79,8 @@ class Panel {
     this.pollAgain = false;
     this.wasVisible = false;
     this.failures = 0;
-    /** @type {AbortController | null} */
-    this.detailRequest = null;
-    this.detailTimer = 0;
+    /** @type {{from: number, to: number, bucketSteps: number, abort: AbortController} | null} the detail on its way */
+    this.asked = null;
     this.hoverTimer = 0;
     this.placeTimer = 0;
     this.pointerY = 0;
@@ -134,6 +133,7 @@ class Panel {
       if (event.target instanceof Node && !this.viewMenu.contains(event.target)) this.viewMenu.open = false;
     });
     setInterval(() => this.#showStatus(), 5000);
+    this.wasVisible = this.#visible();
     this.poll(true);
   }
 
@@ -269,15 +269,14 @@ class Panel {
     const before = this.table;
     const asked = this.place.run;
     // A run that the address names is fetched beside the table, not after it.
-    const early = asked !== null && before === null ? this.#load(asked).catch(() => null) : null;
-    const table = await this.api.runs();
-    await early;
-    this.table = table;
+    const early = asked !== null && before === null ? this.#load(asked).catch(() => false) : null;
+    const table = (this.table = await this.api.runs());
     if (this.place.run === null && table.runs.length) {
       this.place.run = (mostInteresting(table.runs) ?? table.runs[0]).run;
       this.#keepPlace();
     }
     this.runList.show(table, this.place.run);
+    const loaded = await early;
     const { run } = this.place;
     if (run === null) {
       this.#say(table.errors.length && !table.runs.length
@@ -290,7 +289,7 @@ class Panel {
       else this.#runIsGone(run, table);
       return table !== before;
     }
-    const changed = asked === run && this.loaded?.run === run && early ? true : await this.#load(run);
+    const changed = (asked === run && loaded) || (await this.#load(run));
     this.#showStatus();
     return changed || table !== before;
   }
@@ -303,12 +302,12 @@ class Panel {
     this.#say(table.runs.length ? problemState("This run is not there", `${text} Choose another one.`) : emptyState(table.logdir, false));
   }
 
-  /** Fetches what is new of a run and draws it. @param {string} run @returns {Promise<boolean>} whether anything was new */
+  /** Fetches what is new of a run and draws it; events come when they do, as explaining takes longer than reading. @param {string} run @returns {Promise<boolean>} whether anything was new */
   async #load(run) {
-    const [info, events] = await Promise.all([this.api.run(run), this.api.events(run)]);
+    const info = await this.api.run(run);
     if (this.place.run !== run) return false;
     const old = this.loaded?.run === run ? this.loaded : null;
-    const columns = neededColumns(info.columns, this.#prefix(info), this.views.hidden);
+    const columns = this.#columns(info);
     const { buckets } = this;
     const [overview, nonfinite] = await Promise.all([
       columns.length ? this.api.series(run, { columns, buckets }) : null,
@@ -320,25 +319,49 @@ class Panel {
       this.#waiting("The run has begun; its first step has not arrived yet.");
       return true;
     }
-    if (old && old.overview === overview && old.eventsAnswer === events && old.nonfiniteAnswer === nonfinite && old.info === info) return false;
-    const sameMarks = old && old.eventsAnswer === events && old.nonfiniteAnswer === nonfinite;
-    this.loaded = {
-      run, info, overview, detail: old?.detail ?? null, eventsAnswer: events, nonfiniteAnswer: nonfinite,
-      lanes: sameMarks ? old.lanes : buildLanes(events.events, nonfinite),
-    };
-    if (this.stepsVersion !== info.version) {
-      this.stepsVersion = info.version;
-      this.steps.clear();
-      if (old && this.place.pin !== null) this.#fetchStep(this.place.pin);
+    const events = this.api.events(run);
+    events.catch(() => {}); // heard below, if not before
+    const changed = !old || old.overview !== overview || old.nonfiniteAnswer !== nonfinite || old.info !== info;
+    if (changed) {
+      const { eventsAnswer = null, detail = null } = old ?? {};
+      const lanes = old && old.nonfiniteAnswer === nonfinite ? old.lanes : buildLanes(eventsAnswer?.events ?? [], nonfinite);
+      this.loaded = { run, info, overview, detail, eventsAnswer, nonfiniteAnswer: nonfinite, lanes };
+      if (this.stepsVersion !== info.version) {
+        this.stepsVersion = info.version;
+        this.steps.clear();
+        if (old && this.place.pin !== null) this.#fetchStep(this.place.pin);
+      }
+      if (!old) this.#arrived(info);
+      this.#showProblems(info.problems);
+      this.#moveOn();
+      this.#askForDetail();
+      this.#draw();
+      this.#showStatus();
     }
-    if (!old) this.#arrived(info);
-    else if (!sameMarks && this.selected) this.selected = this.#find(this.selected);
-    this.#showProblems(info.problems);
-    this.#moveOn();
+    const told = this.#told(run, await events);
+    if (changed) this.#loadTensors();
+    return told || changed;
+  }
+
+  /** @param {string} run @param {EventsAnswer} answer @returns {boolean} whether it says anything new */
+  #told(run, answer) {
+    const { loaded } = this;
+    if (loaded?.run !== run || loaded.eventsAnswer === answer) return false;
+    this.loaded = { ...loaded, eventsAnswer: answer, lanes: buildLanes(answer.events, loaded.nonfiniteAnswer) };
+    if (loaded.eventsAnswer !== null) {
+      if (this.selected) this.selected = this.#find(this.selected);
+    } else if (this.place.event) {
+      this.selected = this.#find(this.place.event);
+      if (this.selected) this.#showValuesOf(this.selected);
+    }
     this.#draw();
-    this.#askForDetail(0);
-    setTimeout(() => this.#loadTensors(), 0); // after the drawing
+    this.#showStatus();
     return true;
+  }
+
+  /** What is asked for of a run. @param {RunInfo} info */
+  #columns(info) {
+    return neededColumns([...info.columns, ...info.derived], this.#prefix(info), this.views.hidden);
   }
 
   // ---- Tensors
@@ -439,14 +462,13 @@ class Panel {
     this.#loadTensors();
   }
 
-  /** The first drawing of a run: the address may name an event. @param {RunInfo} info */
+  /** The first drawing of a run. @param {RunInfo} info */
   #arrived(info) {
     this.#say(null);
     const names = Object.keys(info.meta.optimizers ?? {});
     this.charts?.setOptimizers(names, this.optimizer);
-    this.selected = this.place.event ? this.#find({ ...this.place.event }) : null;
+    this.selected = null;
     if (this.place.zoom) this.place.zoom = this.#clamped(...this.place.zoom);
-    if (this.selected) this.#showValuesOf(this.selected);
     if (this.place.pin !== null) this.#fetchStep(this.place.pin);
   }
 
@@ -559,8 +581,8 @@ class Panel {
     if (!this.loaded) return;
     this.selected = place.event ? this.#find(place.event) : null;
     if (place.zoom) this.place.zoom = this.#clamped(...place.zoom);
+    this.#askForDetail();
     this.#draw();
-    this.#askForDetail(0);
   }
 
   /** First and last step; an event may be on disk before its step, or come after the last one. @returns {[number, number]} */
@@ -589,8 +611,8 @@ class Panel {
     if (this.following && zoom && zoom[1] < this.#extent()[1]) this.following = false;
     this.place.zoom = zoom;
     if (this.cursor !== null && zoom && (this.cursor < zoom[0] || this.cursor > zoom[1])) this.hover(null);
+    this.#askForDetail();
     this.#draw();
-    this.#askForDetail(40);
     this.#keepPlace();
     this.#announce();
   }
@@ -614,8 +636,8 @@ class Panel {
       this.following = !this.following;
       if (this.following) this.#moveOn();
     }
+    this.#askForDetail();
     this.#draw();
-    this.#askForDetail(0);
     this.#keepPlace();
   }
 
@@ -641,7 +663,7 @@ class Panel {
       if (zoomToIt && !(inside && tight)) {
         this.following = false;
         this.place.zoom = this.#clamped(event.step - EVENT_ZOOM_STEPS / 2, event.step + EVENT_ZOOM_STEPS / 2);
-        this.#askForDetail(0);
+        this.#askForDetail();
       }
       this.#showValuesOf(event);
     }
@@ -836,29 +858,41 @@ class Panel {
     return Math.max(first ?? 0, zoom[0]) >= from && Math.min(last ?? 0, zoom[1]) <= to ? detail : overview;
   }
 
-  /** Fetches the view, with half of it on either side, where the overview is too coarse for it. @param {number} wait milliseconds */
-  #askForDetail(wait) {
-    clearTimeout(this.detailTimer);
-    const { loaded } = this;
+  /**
+   * Asks for the view, with half of it on either side, where the overview is too coarse for it. What is on its way and
+   * covers the view is waited for, so that a quick hand does not call off each answer just before it comes.
+   */
+  async #askForDetail() {
+    const { loaded, asked } = this;
     const { zoom } = this.place;
     if (!loaded || !zoom || loaded.overview.exact) return;
-    this.detailTimer = setTimeout(async () => {
-      const span = zoom[1] - zoom[0];
-      const [first, last] = this.#extent();
-      const from = Math.max(first, Math.floor(zoom[0] - span / 2));
-      const to = Math.min(last, Math.ceil(zoom[1] + span / 2));
-      this.detailRequest?.abort();
-      const request = (this.detailRequest = new AbortController());
-      try {
-        const columns = neededColumns(loaded.info.columns, this.#prefix(loaded.info), this.views.hidden);
-        const detail = await this.api.series(loaded.run, { columns, from, to, buckets: 2 * this.buckets }, request.signal);
-        if (this.loaded?.run !== loaded.run || request.signal.aborted || this.loaded.detail === detail) return;
-        this.loaded = { ...this.loaded, detail };
+    const span = zoom[1] - zoom[0];
+    const [first, last] = this.#extent();
+    const bucketSteps = 2 ** Math.max(0, Math.ceil(Math.log2(span / (this.buckets - 2))));
+    const around = (/** @type {number} */ margin) => ({ from: Math.max(first, Math.floor(zoom[0] - margin * span)), to: Math.min(last, Math.ceil(zoom[1] + margin * span)) });
+    const covers = (/** @type {{from: number | null, to: number | null}} */ known, /** @type {number} */ margin) => {
+      const { from, to } = around(margin);
+      return known.from !== null && known.to !== null && known.from <= from && known.to >= to;
+    };
+    const { detail } = loaded;
+    if (detail && detail.header.version === loaded.overview.header.version && detail.bucketSteps <= bucketSteps && covers(detail.header, 0.25)) return;
+    if (asked && asked.bucketSteps <= 2 * bucketSteps && covers(asked, 0)) return;
+    asked?.abort.abort();
+    const { from, to } = around(0.5);
+    const asking = (this.asked = { from, to, bucketSteps, abort: new AbortController() });
+    const { signal } = asking.abort;
+    try {
+      const fetched = await this.api.series(loaded.run, { columns: this.#columns(loaded.info), from, to, buckets: 2 * this.buckets }, signal);
+      if (this.loaded?.run === loaded.run && !signal.aborted && this.loaded.detail !== fetched) {
+        this.loaded = { ...this.loaded, detail: fetched };
         this.#draw();
-      } catch (error) {
-        if (!request.signal.aborted) this.#failed(error);
       }
-    }, wait);
+    } catch (error) {
+      if (!signal.aborted) this.#failed(error);
+    }
+    if (this.asked !== asking) return;
+    this.asked = null;
+    if (this.place.zoom !== zoom && !signal.aborted) this.#askForDetail();
   }
 
   #draw() {
@@ -876,7 +910,7 @@ class Panel {
     } else if (this.place.dock === "values") {
       this.values?.show(charts.lines, this.#series(), view);
     } else if (this.place.dock === "findings") {
-      this.findings?.show(loaded.run, loaded.eventsAnswer.events, loaded.eventsAnswer.version);
+      if (loaded.eventsAnswer) this.findings?.show(loaded.run, loaded.eventsAnswer.events, loaded.eventsAnswer.version);
     } else if (this.dock && this.place.dock) {
       this.dock.show({ run: loaded.run, version: loaded.info.version, view, geometry: charts.geometry, cursor: this.cursor, pinned: this.place.pin ?? this.selected?.step ?? null });
     }
@@ -888,7 +922,7 @@ class Panel {
       this.listed = listedEvents(loaded.lanes, this.hidden);
     }
     const total = loaded.lanes.reduce((sum, lane) => sum + lane.events.length, 0);
-    this.eventList.show(this.listed, total, this.selected);
+    this.eventList.show(this.listed, loaded.eventsAnswer ? total : null, this.selected);
     this.resetButton.disabled = !this.place.zoom;
     this.followButton.setAttribute("aria-pressed", String(!this.place.zoom || this.following));
     for (const button of this.axisButtons) button.setAttribute("aria-pressed", String(button.dataset.axis === this.place.axis));
@@ -896,7 +930,6 @@ class Panel {
     this.smoothingLabel.title = series.exact
       ? "Exponential moving average of the loss, step by step"
       : `Exponential moving average of the loss over points that stand for ${counted(series.bucketSteps, "step")} each (the last loss of each)`;
-    this.#showStatus();
   }
 
   #resized() {
@@ -926,7 +959,9 @@ class Panel {
     this.followButton.hidden = state === "ended" || state === "crashed";
     const { loaded } = this;
     if (!loaded) return;
-    const facts = [counted(loaded.overview.header.steps, "step"), skipSummary(loaded.eventsAnswer.events, loaded.overview.header.steps)];
+    const { steps } = loaded.overview.header;
+    const facts = [counted(steps, "step")];
+    if (loaded.eventsAnswer) facts.push(skipSummary(loaded.eventsAnswer.events, steps));
     if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
     if (row.last_wall_time != null && row.first_wall_time != null) facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
     if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
@@ -978,7 +1013,7 @@ function leastOf({ step, stepLast, bucketSteps, rows, value }) {
     const one = value[row * step.length + bucket];
     return one < low || Number.isNaN(low) ? one : low;
   }, NaN));
-  return { exact: true, bucketSteps, length: step.length, step, stepLast, line: () => ({ min: least, max: least, last: least, mean: null, nan: null, inf: null }) };
+  return { exact: true, bucketSteps, length: step.length, step, stepLast, line: () => exactLine(least) };
 }
 
 /** @param {Map<string, Values>} columns with `step` among them @returns {SeriesLike} */
@@ -986,10 +1021,7 @@ function exactSeries(columns) {
   const step = /** @type {Float64Array} */ (columns.get("step"));
   return {
     exact: true, bucketSteps: 1, length: step.length, step, stepLast: step,
-    line: (name) => {
-      const last = columns.get(name);
-      return last ? { min: last, max: last, last, mean: null, nan: null, inf: null } : null;
-    },
+    line: (name) => exactLine(columns.get(name)),
   };
 }
 

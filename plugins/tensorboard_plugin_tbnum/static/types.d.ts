@@ -34,6 +34,8 @@ export type RunInfo = {
   version: string;
   steps: number;
   columns: string[];
+  /** what follows from the columns, and is asked for as they are */
+  derived: string[];
   meta: Record<string, any>;
   problems: string[];
 };
@@ -97,6 +99,8 @@ export type Line = {
   /** measured NaNs in the bucket; null where values are exact */
   nan: Uint32Array | null;
   inf: Uint32Array | null;
+  /** values that are not NaN */
+  known: Uint32Array | null;
 };
 
 /** What a chart needs of a `Series`. */
@@ -156,14 +160,12 @@ export type LineSpec = {
   smooth?: boolean;
   stepped?: boolean;
   dash?: number[];
-  /** the line is the quotient of `column` over this */
-  over?: string;
   /** measured every so many steps: points are joined over what lies between */
   sparse?: boolean;
   /** reduced, the mean of a bucket is drawn, not its last value */
   average?: boolean;
-  /** reduced, the maxima alone: a second band would only cloud the first */
-  only?: "max";
+  /** reduced, the maxima or the last values alone: a second band would only cloud the first */
+  only?: "max" | "last";
 };
 
 export type ChartSpec = {
@@ -183,6 +185,8 @@ export type ChartSpec = {
   /** hidden until it is asked for */
   optional?: boolean;
   lines: LineSpec[];
+  /** columns that its legend needs */
+  beside?: string[];
 };
 
 /** Which views are shown, and how. */
@@ -285,7 +289,8 @@ export type Loaded = {
   overview: Series;
   /** of the interval in view and a margin around it */
   detail: Series | null;
-  eventsAnswer: EventsAnswer;
+  /** null until they are told */
+  eventsAnswer: EventsAnswer | null;
   nonfiniteAnswer: NonfiniteAnswer | null;
   lanes: Lane[];
 };

@@ -222,11 +222,13 @@ export class EventList {
     this.shown = [];
     /** @type {TbnumEvent | null} */
     this.selected = null;
-    this.total = 0;
+    /** @type {number | null} */
+    this.total = null;
   }
 
-  /** @param {TbnumEvent[]} events those that the legend lets through, in order of step @param {number} total @param {TbnumEvent | null} selected */
+  /** @param {TbnumEvent[]} events those that the legend lets through, in order of step @param {number | null} total null: not told yet @param {TbnumEvent | null} selected */
   show(events, total, selected) {
+    if (events === this.events && total === this.total && selected === this.selected) return;
     this.events = events;
     this.total = total;
     this.selected = selected;
@@ -236,9 +238,10 @@ export class EventList {
   #filter() {
     const parts = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     this.shown = parts.length ? this.events.filter((event) => matches(event, parts)) : this.events;
-    this.title.textContent = this.shown.length === this.total ? `Events (${formatCount(this.total)})` : `Events (${formatCount(this.shown.length)} of ${formatCount(this.total)})`;
+    const all = this.shown.length === this.total ? "" : ` of ${formatCount(this.total)}`;
+    this.title.textContent = this.total === null ? "Events" : `Events (${formatCount(this.shown.length)}${all})`;
     this.nothing.hidden = this.shown.length > 0;
-    this.nothing.textContent = this.total ? "No event matches the filter." : "No skip, no change of the scale, nothing to report so far.";
+    this.nothing.textContent = this.total === null ? "Being worked out …" : this.total ? "No event matches the filter." : "No skip, no change of the scale, nothing to report so far.";
     this.list.element.hidden = this.shown.length === 0;
     this.list.show(this.shown.length, this.selected ? this.shown.indexOf(this.selected) : -1);
   }
