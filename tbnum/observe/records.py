@@ -375,7 +375,7 @@ def _take_histograms(
     histograms: Histograms,
     host: Transfer,
 ) -> None:
-    record.histograms[source] = sum(map(host.array, histograms.whole))
+    record.histograms[source] = sum(map(host.array, histograms.whole), np.zeros(BINS, np.int64))
     if histograms.each is not None:
         spread = np.zeros((parameters, BINS), np.int64)
         for each in histograms.each:
