@@ -308,6 +308,16 @@ def test_a_loss_that_was_logged_as_nan_is_measured_and_a_missing_one_is_unknown(
     np.testing.assert_array_equal(np.flatnonzero(~run.steps["loss_logged"]), [20])
 
 
+def test_a_collapse_is_seen_in_a_log_of_every_tenth_step(tmp_path):
+    rows = []
+    for step in range(10, 400, 10):
+        lost = max(0, step - 300)
+        rows.append((step, {"lm loss": math.nan if lost else 2.0, "loss-scale": 2.0 ** (60 - lost)}))
+    (collapse,) = (event for event in one(write(tmp_path, rows)).events if event.kind == "scale_collapse")
+    assert (collapse.cause, collapse.data["from_step"]) == ("forward_nonfinite", 310)
+    assert "over 90 skipped steps in a row" in collapse.message
+
+
 # Restarts, growth, damage.
 
 

@@ -23,11 +23,14 @@ __all__ = [
     "Past",
     "Record",
     "RecordedPast",
+    "also_skipped",
     "attempts",
     "complete_events",
     "first_step",
     "is_plain",
     "look_ahead",
+    "skips_of",
+    "slack_of",
 ]
 
 FROM_ZERO = Numbering()
@@ -150,6 +153,21 @@ def is_plain(record: Record) -> bool:
     return "source" in record.meta
 
 
+def skips_of(event: Event) -> int:
+    """Steps that a skip event tells of: one, or at least so many of those that were not logged."""
+    return int(event.data.get("at_least", 1))
+
+
+def slack_of(event: Event) -> int:
+    """Steps that an event may have come before the one that tells of it, as not every step was logged."""
+    return int(event.data.get("within", 1)) - 1
+
+
+def also_skipped(event: Event) -> int:
+    """Steps right before a skip that were skipped with it: all that were not logged, where it takes so many."""
+    return slack_of(event) if skips_of(event) > slack_of(event) else 0
+
+
 def complete_events(record: Record) -> list[Event]:
     """`raw_events`, and a skip for each skipped step whose own event record was lost."""
     events = list(record.raw_events)
@@ -193,7 +211,7 @@ def look_ahead(events: Sequence[Event], last_step: int, numbering: Numbering = F
     count = numbering.count
     later: list[Later | None] = [None] * len(events)
     higher: list[tuple[float, int]] = []  # (scale, step) of later changes, scales rising towards the front
-    row_last, row_steps, row_low, next_skip = -1, 0, math.nan, None
+    row_last, row_steps, row_low, next_skip, also = -1, 0, math.nan, None, 0
     rows: dict[int, list[int]] = {}  # last step of a row of skips -> its events, to be told the row's length
     scale_after: dict[int, float] = {}  # step -> scale after its update
     for at in range(len(events) - 1, -1, -1):
@@ -214,11 +232,11 @@ def look_ahead(events: Sequence[Event], last_step: int, numbering: Numbering = F
             if math.isnan(new):
                 new = scale_after.get(event.step, math.nan)
             # Seen backwards: the last skip of its row.
-            if next_skip is None or count(event.step) < count(next_skip) - 1:
+            if next_skip is None or count(event.step) < count(next_skip) - also - 1:
                 row_last, row_steps, row_low = event.step, 0, new if not math.isnan(new) else scale
             if event.step != next_skip:
-                row_steps += 1
-            next_skip = event.step
+                row_steps += skips_of(event)
+            next_skip, also = event.step, also_skipped(event)
             recovered = _first_at_least(higher, scale)
             after = _steps_to(recovered, event.step, count)
             later[at] = Later(new, after, row_steps, row_last, row_low, row_last >= last_step)

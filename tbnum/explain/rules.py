@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tbnum.explain.record import Past
+from tbnum.explain.record import Past, also_skipped, skips_of, slack_of
 from tbnum.explain.thresholds import SPOILED_NORMS
 from tbnum.explain.words import as_float
 from tbnum.log.inferred import Numbering
@@ -113,7 +113,7 @@ class Rules:
             if kind == "scale_growth":
                 self._held_before_growth = self._unskipped(at + 1, self._change, self._change_skips)
             self._last_change, self._change, self._change_skips = kind, at, self._skips
-            self._change_slack = _slack(event)
+            self._change_slack = slack_of(event)
             self._row.scale = as_float(data.get("new_scale"))
             if kind in ("scale_set", "scaler_state_lost"):
                 self._start, self._start_skips = at, self._skips
@@ -129,9 +129,10 @@ class Rules:
         """Judges a skip; the collapse, when this skip makes it clear."""
         step, data, at = event.step, event.data, self._count(event.step)
         scale = as_float(data.get("loss_scale"))
-        if self._last_skip is None or at > self._last_skip + 1:
+        if self._last_skip is None or at - also_skipped(event) > self._last_skip + 1:
             self._row = _Row(start=step, first_scale=scale)
-        before = self._skips - (at == self._last_skip)  # with several optimizers a step may have several skips
+        # With several optimizers a step may have several skips; where not every step was logged, one tells of several.
+        before = self._skips - (at == self._last_skip) + skips_of(event) - 1
         held = self._unskipped(at, self._change, self._change_skips, before)
         recent = self._past.recent_losses(step)
         injected = self._injected[1] if self._injected and self._injected[0] == step else None
@@ -141,14 +142,14 @@ class Rules:
         new_scale = as_float(data.get("new_scale"))
         row.scale = scale if math.isnan(new_scale) else new_scale
         if at != self._last_skip:
-            row.skips += 1
-            self._skips += int(data.get("at_least", 1))
+            row.skips += skips_of(event)
+            self._skips += skips_of(event)
             self._last_skip = at
         row.causes[cause] += 1
         verdict = Skip(
             cause=cause,
             held=held,
-            about=self._change_slack + _slack(event) > 0,
+            about=self._change_slack + slack_of(event) > 0,
             held_before_growth=self._held_before_growth,
             early=self._start is not None
             and self._unskipped(at, self._start, self._start_skips, before) < min(self._growth_interval, PROBE_STEPS),
@@ -172,7 +173,7 @@ class Rules:
             return "unknown"  # a finite loss, and gradients that overflow at every scale: no scale was to blame
         if _inferred(event) and math.isnan(as_float(event.data.get("loss_scale"))):
             return "unknown"  # no scale was logged
-        at, slack = self._count(event.step), _slack(event)
+        at, slack = self._count(event.step), slack_of(event)
         if self._start is not None:
             unskipped = self._unskipped(at, self._start, self._start_skips, before)
             # The first scale that plain scalars have is the one after the first step: whether it fell is not seen.
@@ -231,11 +232,6 @@ class _Row:
 
 def _inferred(event: Event) -> bool:
     return bool(event.data.get("inferred"))
-
-
-def _slack(event: Event) -> int:
-    """Steps that an event may have come before the one that tells of it."""
-    return int(event.data.get("within", 1)) - 1
 
 
 def loss_is_nonfinite(data: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tbnum.explain.findings import Finding, clipped_steps, nonfinite_losses, skipped_steps
-from tbnum.explain.record import Record, attempts, is_plain
+from tbnum.explain.record import Record, attempts, is_plain, skips_of
 from tbnum.explain.rules import CAUSES
 from tbnum.log.schema import Event
 
@@ -83,7 +83,7 @@ def _skipped(record: Record, events: Sequence[Event]) -> dict[str, Any]:
     for event in events:
         if event.kind == "skip":
             at = causes.setdefault(event.cause or "unknown", {"skips": 0, "first_step": event.step})
-            at["skips"] += int(event.data.get("at_least", 1))
+            at["skips"] += skips_of(event)
             at["last_step"] = event.step
     order = list(CAUSES)
     causes = dict(sorted(causes.items(), key=lambda item: order.index(item[0])))

@@ -213,7 +213,7 @@ class _Course:
             data["loss_scale"] = change.old if not math.isnan(change.old) else self._scale_at(row)
             if not math.isnan(change.new):
                 data["new_scale"] = change.new
-            if change.within == 1:  # else the row's values are those of another step
+            if change.within == 1 or change.at_least >= change.within:  # else the row's values are of another step
                 for name in ("loss", "grad_norm"):
                     there = self._logged.get(name)
                     if there is not None and there[row]:
