@@ -25,14 +25,18 @@ OPTIONS = tuple(name for name in inspect.signature(wrap).parameters if name not 
 
 
 def harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """A hook that a framework calls: what goes wrong in it is a warning, and training goes on."""
+    """A hook that a framework calls: what goes wrong in it is a warning, given once, and training goes on."""
+    told: set[str] = set()
 
     @functools.wraps(method)
     def called(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            warn(f"tbnum's {method.__name__} failed, and training goes on ({type(error).__name__}: {error}).")
+            trouble = f"{type(error).__name__}: {error}"
+            if trouble not in told:
+                told.add(trouble)
+                warn(f"tbnum's {method.__name__} failed, and training goes on ({trouble}).")
             return None
 
     return called

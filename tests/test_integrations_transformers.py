@@ -1,0 +1,280 @@
+"""Transformers' Trainer, recorded by its callback, beside a plain loop that does the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+
+import tbnum
+
+transformers = pytest.importorskip("transformers")
+
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+
+from tbnum.integrations.accelerate import check_supported  # noqa: E402
+from tbnum.integrations.transformers import NumericsCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+STEPS, ACCUMULATE, SIZE, MAX_NORM, LR = 10, 2, 2, 0.5, 1e-3
+TOKENS = torch.randint(64, (STEPS * ACCUMULATE * SIZE, 8), generator=torch.Generator().manual_seed(1))
+
+
+SAVED_AT = 4
+SAVING = {"save_strategy": "steps", "save_steps": SAVED_AT, "save_total_limit": None}
+
+
+@pytest.fixture(autouse=True)
+def an_accelerator_of_its_own() -> Iterator[None]:
+    """Accelerate keeps its state in the process; the next test is not to find it."""
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+class Model(nn.Module):
+    """A GPT of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        settings = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
+        settings |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+        self.gpt = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=64, n_positions=8, n_embd=8, n_layer=2, n_head=2, **settings)
+        )
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.gpt(input_ids=input_ids, labels=labels).loss}
+
+
+def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=LR)
+
+
+def new_scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+
+
+def trainer(
+    folder: Path, callbacks: Sequence[Any] = (), with_scaler: bool = True, report_to: str = "none", **settings: Any
+) -> Any:
+    """On a CPU Accelerate makes no scaler by itself."""
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        max_steps=STEPS,
+        per_device_train_batch_size=SIZE,
+        gradient_accumulation_steps=ACCUMULATE,
+        max_grad_norm=MAX_NORM,
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        fp16=with_scaler,
+        report_to=report_to,
+        logging_steps=1,
+        disable_tqdm=True,
+        **{"save_strategy": "no", **settings},
+    )
+    data = [{"input_ids": row, "labels": row} for row in TOKENS]
+    model = Model()
+    optimizers = new_optimizer(model), None
+    made = InOrder(model, arguments, train_dataset=data, callbacks=list(callbacks), optimizers=optimizers)
+    if with_scaler:
+        made.accelerator.scaler = new_scaler()
+        made.accelerator.native_amp = True  # else it does not unscale before it clips
+    return made
+
+
+class InOrder(transformers.Trainer):
+    """Takes the data in its order, as the plain loop does."""
+
+    def _get_train_sampler(self, *arguments: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def run_of(logdir: Path) -> Any:
+    (run,) = tbnum.read(logdir).values()
+    return run
+
+
+def plain_loop(logdir: Path, with_scaler: bool = True) -> tuple[nn.Module, Any]:
+    model, scaler = Model(), new_scaler() if with_scaler else None
+    optimizer = new_optimizer(model)
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=logdir) as monitor:
+        for batches in TOKENS.view(STEPS, ACCUMULATE, SIZE, -1):
+            for tokens in batches:
+                with torch.autocast("cpu", torch.float16, enabled=with_scaler):
+                    loss = model(tokens, tokens)["loss"]
+                loss = loss / ACCUMULATE
+                if scaler is None:
+                    monitor.log_loss(loss)
+                    loss.backward()
+                else:
+                    scaler.scale(loss).backward()
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+    return model, run_of(logdir)
+
+
+def assert_same_parameters(one: nn.Module, other: nn.Module) -> None:
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("with_scaler", [True, False], ids=["scaler", "no scaler"])
+def test_a_training_is_recorded_as_the_plain_loop_is_and_is_bitwise_the_one_without(
+    with_scaler: bool, tmp_path: Path
+) -> None:
+    callback = NumericsCallback(tmp_path / "with")
+    ours = trainer(tmp_path, [callback], with_scaler)
+    ours.train()
+    assert callback.monitor is None
+    without = trainer(tmp_path, [], with_scaler)
+    without.train()
+    assert_same_parameters(ours.model, without.model)
+    model, plain = plain_loop(tmp_path / "plain", with_scaler)
+    assert_same_parameters(ours.model, model)
+    run = run_of(tmp_path / "with")
+    for name, values in plain.steps.items():
+        if name != "wall_time":
+            np.testing.assert_array_equal(run.steps[name], values, err_msg=name)
+    assert [(each.step, each.kind, each.cause) for each in run.events] == [
+        (each.step, each.kind, each.cause) for each in plain.events
+    ]
+    taken = ~run.steps["skipped"]
+    assert taken.any() and taken.all() != with_scaler
+    logged = np.array([each["grad_norm"] for each in ours.state.log_history if "grad_norm" in each])
+    assert logged[taken] == pytest.approx(run.steps["grad_norm"][taken], rel=1e-6)
+    assert "gpt.transformer.wte.weight" in run.meta["parameters"]
+
+
+def test_with_its_tensorboard_callback_there_is_one_event_file_and_both_write_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "run"))
+    trainer(tmp_path, [NumericsCallback(scalar_interval=1)], report_to="tensorboard").train()
+    assert len(list((tmp_path / "run").glob("*tfevents*"))) == 1 and not (tmp_path / "tbnum").exists()
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    assert len(events.Scalars("tbnum/grad_norm")) == len(events.Scalars("train/loss")) == STEPS
+    assert len(run_of(tmp_path / "run").steps["step"]) == STEPS
+
+    late = trainer(tmp_path, [], report_to="none")  # TensorBoard's callback may come after
+    late.add_callback(NumericsCallback(tmp_path / "run"))
+    late.add_callback(transformers.integrations.TensorBoardCallback())
+    late.train()
+    assert len(list((tmp_path / "run").glob("*tfevents*"))) == 2  # one for each training
+
+
+def test_without_a_tensorboard_callback_the_record_is_in_the_output_folder(tmp_path: Path) -> None:
+    trainer(tmp_path, [NumericsCallback()]).train()
+    assert len(run_of(tmp_path / "tbnum").steps["step"]) == STEPS
+    assert len(list((tmp_path / "tbnum").glob("*tfevents*"))) == 1
+
+
+@pytest.mark.parametrize(
+    "case", ["whole", "callbacks restored", "without the scaler's state", "without the callback's"]
+)
+def test_a_resumed_training_is_one_record_and_names_the_state_that_did_not_come_back(case: str, tmp_path: Path) -> None:
+    first = trainer(tmp_path, [NumericsCallback(tmp_path / "run")], **SAVING)
+    first.train()  # to the end; what came after the checkpoint is lost
+    checkpoint = tmp_path / f"checkpoint-{SAVED_AT}"
+    kept = json.loads((checkpoint / "trainer_state.json").read_text())
+    if case == "without the scaler's state":
+        (checkpoint / "scaler.pt").unlink()
+    if case == "without the callback's":
+        del kept["stateful_callbacks"]["NumericsCallback"]
+        (checkpoint / "trainer_state.json").write_text(json.dumps(kept))
+    restored = {"restore_callback_states_from_checkpoint": True} if case == "callbacks restored" else {}
+    second = trainer(tmp_path, [NumericsCallback(tmp_path / "run")], **SAVING, **restored)
+    second.train(resume_from_checkpoint=str(checkpoint))
+    run = run_of(tmp_path / "run")
+    assert run.steps["step"].tolist() == list(range(STEPS))
+    assert len(run.meta["sessions"]) == 2 and run.meta["first_step"] == SAVED_AT
+    kinds = [each.kind for each in run.events if each.kind in ("resume", "scaler_state_lost")]
+    assert kinds == (["resume", "scaler_state_lost"] if case == "without the scaler's state" else ["resume"])
+    if case != "without the scaler's state":
+        model, plain = plain_loop(tmp_path / "plain")
+        assert_same_parameters(second.model, model)
+        for name in ("loss", "grad_norm", "grad_norm_clipped", "loss_scale", "skipped"):
+            np.testing.assert_array_equal(run.steps[name], plain.steps[name], err_msg=name)
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_option_is_refused_when_the_callback_is_made() -> None:
+    with pytest.raises(TypeError, match="tensor_intervall"):
+        NumericsCallback(tensor_intervall=5)
+    with pytest.raises(ValueError, match="local folders only"):
+        NumericsCallback("s3://bucket/run")
+
+
+def trouble_in_log_loss(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tbnum.Monitor, "log_loss", lambda self, loss: int("no number"))
+
+
+def trouble_in_state_dict(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tbnum.Monitor, "state_dict", lambda self: 1 / 0)
+
+
+def an_engine_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    check = partial(check_supported, "MEGATRON_LM")
+    patch.setattr("tbnum.integrations.transformers.check_supported", lambda distributed_type: check())
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        (trouble_in_log_loss, "training goes on.*no number"),
+        (trouble_in_state_dict, "training goes on.*ZeroDivisionError"),
+        (an_engine_of_its_own, "records nothing of this training.*MEGATRON_LM"),
+    ],
+)
+def test_trouble_is_a_warning_and_the_training_is_the_same(
+    trouble: Callable[[pytest.MonkeyPatch], None], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = trainer(tmp_path, [NumericsCallback()], with_scaler=False, **SAVING)
+    with monkeypatch.context() as patch:
+        trouble(patch)
+        with pytest.warns(RuntimeWarning, match=message):
+            ours.train()
+    without = trainer(tmp_path, [], with_scaler=False)
+    without.train()
+    assert_same_parameters(ours.model, without.model)
+
+
+def test_after_a_training_that_raised_the_next_one_is_recorded(tmp_path: Path) -> None:
+    ours = trainer(tmp_path, [NumericsCallback(tmp_path / "run")], with_scaler=False)
+    optimizer_step = ours.training_step
+
+    def fails(*arguments: Any) -> Any:
+        if ours.state.global_step == 3:
+            raise RuntimeError("the user's")
+        return optimizer_step(*arguments)
+
+    ours.training_step = fails
+    with pytest.raises(RuntimeError, match="the user's"):
+        ours.train()
+    ours.training_step = optimizer_step
+    ours.train()
+    sessions = [tbnum.read(tmp_path / "run", session=number)["."] for number in (0, 1)]
+    assert [len(each.steps["step"]) for each in sessions] == [3, STEPS]
