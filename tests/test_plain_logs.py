@@ -106,7 +106,7 @@ def test_a_megatron_run_has_its_columns_and_three_inferred_skips(tmp_path):
 def test_what_is_inferred_says_so(tmp_path):
     for event in one(megatron(tmp_path)).events:
         assert event.data["inferred"] is True
-        assert event.message.startswith("Inferred from the course of the loss scale: ")
+        assert event.message.startswith("Inferred from the loss scale: ")
 
 
 def test_a_log_of_every_tenth_step_says_at_least_and_names_no_cause_that_it_cannot_tell(tmp_path):
@@ -200,7 +200,7 @@ def test_transformers_has_no_scale_and_a_skip_shows_in_the_gradient_norm(tmp_pat
         (40, "skip", "unknown"),
         (77, "skip", "unknown"),
     ]
-    assert "no loss scale to tell why" in run.events[0].message
+    assert "no loss scale is logged to tell why" in run.events[0].message
     assert "skipped" not in run.steps and run.totals.skipped_steps is None  # how many in all, nobody knows
     known = run.steps["grad_norm_logged"]
     assert known.all() and np.isnan(run.steps["grad_norm"]).sum() == 1
@@ -454,7 +454,7 @@ def test_the_report_shows_three_inferred_skips_and_where_they_come_from(runs, to
     assert "TensorBoard scalars of Megatron-LM, every step: loss from 'lm loss'" in out
     assert "at least 3 (1.0 %), inferred" in out
     assert "bad_batch 2 50 220" in out and "growth_probe 1 151 151" in out
-    assert "Inferred from the course of the loss scale" in out
+    assert "Inferred from the loss scale" in out
 
 
 def test_the_report_says_that_skips_are_unknown_where_no_scale_is_logged(runs, told):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tbnum.explain.ranks import disagreement_words, guilty_words
 from tbnum.explain.record import Later
 from tbnum.explain.rules import Collapse, Skip, loss_is_nonfinite
 from tbnum.explain.thresholds import OUTLYING_LOSS
@@ -38,6 +39,8 @@ SEVERITY: dict[str, str] = {
     "optimizer_state_lost": "warning",
     "schedule_state_lost": "warning",
     "repeat_of_diverged_run": "warning",
+    "ranks_disagree": "error",
+    "rank_lost": "error",
     "annotation": "info",
     "crash": "error",
 }
@@ -71,6 +74,7 @@ def explained_skip(event: Event, skip: Skip, later: Later | None) -> Event:
     why, remedy = words(event, skip, later)
     if skip.cause in ("bad_batch", "forward_nonfinite"):
         why += _which_micro_batch(data)
+    why += guilty_words(data)
     parts = [f"{_skipped(event)}: {why}"]
     if not math.isnan(scale) and not math.isnan(new_scale) and scale != new_scale:
         change = f"scale {scale_text(scale)} -> {scale_text(new_scale)}"
@@ -99,10 +103,10 @@ def _skipped(event: Event) -> str:
 
 
 _HOW = {
-    "loss_scale": "Inferred from the course of the loss scale",
-    "grad_norm": "Inferred from the gradient norm, which was not finite",
-    "no_grad_norm": "Inferred from the gradient norm, which this system does not log for a skipped step",
-    "counter": "From the log's own count of skips",
+    "loss_scale": "Inferred from the loss scale",
+    "grad_norm": "Inferred from the gradient norm",
+    "no_grad_norm": "Inferred from a gradient norm that was not logged",
+    "counter": "By the log's own count of skips",
     "log": "Inferred from a new event file",
 }
 
@@ -219,7 +223,7 @@ def _unknown_in_plain(event: Event, scale: str) -> tuple[str, str]:
     remedy = "Log the loss scale at every step, or use tbnum.wrap(), which records why."
     if math.isnan(as_float(event.data.get("loss_scale"))):
         norm = number_text(as_float(event.data.get("grad_norm")))
-        return f"the gradient norm was {norm}, and the log has no loss scale to tell why", remedy
+        return f"the gradient norm was {norm}, and finite losses follow; no loss scale is logged to tell why", remedy
     return f"gradients overflowed at a scale of {scale}, and the log has too few steps to tell why", remedy
 
 
@@ -259,6 +263,8 @@ def explained_event(event: Event, later: Later | None) -> Event:
     data = event.data
     write = _WORDS.get(event.kind)
     message, remedy = write(event, data, later) if write else (f"{event.kind} (unknown to this version of tbnum).", "")
+    if "rank" in data and event.kind != "rank_lost":
+        message = f"Rank {data['rank']}: {message}"
     cause = "forward_nonfinite" if event.kind == "nonfinite_step" and loss_is_nonfinite(data) else event.cause
     severity = SEVERITY.get(event.kind, "info")
     return replace(event, severity=severity, cause=cause, message=_as_inferred(data, message), remedy=remedy)
@@ -285,6 +291,7 @@ def _nonfinite_step(event: Event, data: Mapping[str, Any], later: Later | None) 
     message = f"{_subject(event)} was taken although {_tensors(data, 'held NaN or inf')}"
     if loss_is_nonfinite(data):
         message += f"; the loss was {number_text(as_float(data.get('loss')))}"
+    message += guilty_words(data)
     remedy = (
         f"Restore a checkpoint from before step {event.step}, and keep such steps from being taken: "
         "a GradScaler, or clip_grad_norm_(..., error_if_nonfinite=True)."
@@ -431,6 +438,26 @@ def _repeat_of_diverged_run(event: Event, data: Mapping[str, Any], later: Later 
     )
 
 
+def _ranks_disagree(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    until = as_float(data.get("last_step"))
+    upto = f" to {until:.0f}" if until > event.step else ""
+    return (
+        f"The ranks disagree (step {event.step}{upto}): {disagreement_words(data)}.",
+        "They train different models from here on: go back to a checkpoint before it. Gradients have to be reduced "
+        "before they are unscaled (leave no_sync() before the last backward); with FSDP1 use ShardedGradScaler.",
+    )
+
+
+def _rank_lost(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
+    last, others = as_float(data.get("last_step")), as_float(data.get("last_step_of_others"))
+    where = f"ends at step {last:.0f}, without an end" if last >= 0 else "holds no step"
+    message = f"Rank {data.get('rank', '?')} was lost: its record {where}"
+    if others > last:
+        message += f"; others go on to step {others:.0f}"
+    remedy = "Look at that process: its own output, the kernel's log (out of memory), its host and device."
+    return message + ".", remedy
+
+
 def _annotation(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
     return str(data.get("text", "")), ""
 
@@ -464,6 +491,8 @@ _WORDS = {
     "optimizer_state_lost": _optimizer_state_lost,
     "schedule_state_lost": _schedule_state_lost,
     "repeat_of_diverged_run": _repeat_of_diverged_run,
+    "ranks_disagree": _ranks_disagree,
+    "rank_lost": _rank_lost,
     "annotation": _annotation,
     "crash": _crash,
 }

@@ -5,8 +5,8 @@ so. What is inferred says in `data["inferred"]` that it is, and how:
 
 - `how`: "loss_scale" (it fell), "grad_norm" (it was not finite), "no_grad_norm" (a system that logs none for a
   skipped step), "counter" (the log counts skips itself);
-- `at_least`: skips that it takes; a growth in between would hide one more;
-- `within`: how many steps the event may have happened in, itself included: 1 where every step was logged.
+- `at_least`: skips that it takes, where that is more than one; a growth in between would hide one more;
+- `within`: how many steps the event may have happened in, its own included; absent where it is that one.
 
 A drop or a rise by no power of the scaler's factor is no verdict of the scaler: it is a `scale_set`.
 """
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tbnum.log.schema import Event
+from tbnum.log.schema import LOGGED, Event
 
 __all__ = ["Inferred", "Numbering", "infer"]
 
@@ -207,10 +207,14 @@ class _Course:
         return len(later) > 0 and not np.isfinite(later).any()
 
     def event(self, row: int, kind: str, change: _Change) -> Event:
-        data: dict[str, Any] = {"inferred": True, "how": change.how, "within": change.within}
+        data: dict[str, Any] = {"inferred": True, "how": change.how}
+        if change.within > 1:
+            data["within"] = change.within
         if kind in ("skip", "nonfinite_step"):
-            data["at_least"] = max(1, change.at_least)
-            data["loss_scale"] = change.old if not math.isnan(change.old) else self._scale_at(row)
+            if change.at_least > 1:
+                data["at_least"] = change.at_least
+            if self.has_scale:
+                data["loss_scale"] = change.old if not math.isnan(change.old) else self._scale_at(row)
             if not math.isnan(change.new):
                 data["new_scale"] = change.new
             if change.within == 1 or change.at_least >= change.within:  # else the row's values are of another step
@@ -218,11 +222,10 @@ class _Course:
                     there = self._logged.get(name)
                     if there is not None and there[row]:
                         data[name] = float(self._columns[name][row])
-                        data[f"{name}_logged"] = True
+                        if name == "loss" and math.isnan(data[name]):
+                            data[name + LOGGED] = True
         else:
             data |= {"old_scale": change.old, "new_scale": change.new}
-            if kind != "scale_set":
-                data["at_least"] = change.at_least
         step = int(self._step[row])
         return Event(step, float(self._columns["wall_time"][row]), kind, data=data)
 

@@ -381,7 +381,7 @@ class PlainRun(Run):
             return Totals(sessions=len(self._event_files))
         losses, scales = (steps.get(name, np.empty(0)) for name in ("loss", "loss_scale"))
         losses, scales = losses[np.isfinite(losses)], scales[np.isfinite(scales)]
-        skips = sum(event.data["at_least"] for event in self._facts if event.kind == "skip")
+        skips = sum(int(event.data.get("at_least", 1)) for event in self._facts if event.kind == "skip")
         return Totals(
             steps=count,
             skipped_steps=skips if "skipped" in steps else None,
