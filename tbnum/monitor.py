@@ -342,6 +342,7 @@ class Monitor:
 
     def _first_step(self) -> None:
         """Before the first step of a session: whether it continues a run, where, and what its checkpoint lost."""
+        self._recorder.look_for_lower_ranks()
         past = self._recorder.past()
         if past is None:
             return

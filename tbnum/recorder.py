@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import platform
+import re
 import time
 import uuid
 import weakref
@@ -66,12 +67,14 @@ class Recorder:
         self.skipped_steps = 0
         self.session = uuid.uuid4().hex
         self.folder = folder
+        self._rank, self._world_size = rank, world_size
         self._groups = {name: len(each.param_groups) for name, each in optimizers.items()}
         self._layouts: dict[str, dict[str, Any]] = {}  # of optimizers whose tensors are spread over ranks
+        self._start_time = time.time()
         meta = {
             "format_version": FORMAT_VERSION,
             "session": self.session,
-            "start_time": time.time(),
+            "start_time": self._start_time,
             "first_step": 0,
             "optimizers": {name: described(each) for name, each in optimizers.items()},
             "parameters": self.names.with_shapes(),
@@ -255,6 +258,7 @@ class Recorder:
             "gradients": _told(layout.gradients, names),
             "parameters": _told(layout.parameters, names),
             "elements": list(layout.elements),
+            "of_whole": list(layout.of_whole),
             "placements": layout.placements,
         }
         self._log.update_meta(layouts=self._layouts)
@@ -283,13 +287,35 @@ class Recorder:
                 if os.path.samefile(folder, self.folder):
                     continue
                 if any(meta.get("fingerprint") == self._fingerprint for meta in session_metas(folder)):
-                    run = Run(folder)
+                    run = Run(folder, combine_ranks=False)
                     lost = divergence(run)
                     if lost is not None:
                         self._repeats = _Lost(os.path.basename(folder), *lost, _thresholds(run))
                         return
         except Exception:  # somebody else's log, in whatever state, is no reason for this run not to start
             return
+
+    def look_for_lower_ranks(self) -> None:
+        """Warn where ranks write to different folders: each would be a run of its own, and nobody would know why.
+
+        By its first step a rank has reduced gradients with the others, so their records are there. Costs a listing of
+        the folder, and where no lower rank is in it, one of each folder beside it.
+        """
+        if not self._rank:
+            return
+        try:
+            if any(rank < self._rank for rank in _ranks_in(self.folder)):
+                return
+            beside = [entry.path for entry in os.scandir(self.folder.parent) if entry.is_dir()]
+            others = [folder for folder in sorted(beside) if 0 in _ranks_in(folder, since=self._start_time - 600)]
+        except OSError:
+            return
+        seen = f" Rank 0 may be the one that writes to {others[-1]!r}." if others else ""
+        warn(
+            f"rank {self._rank} of {self._world_size} records into {str(self.folder)!r}, where no lower rank does: "
+            "this makes it a run of its own, and norms of tensors that are spread over ranks stay unknown. Give every "
+            f"rank the same logdir, on a file system that all of them reach.{seen}"
+        )
 
     def _say_repeat(self, record: StepRecord) -> None:
         lost, self._repeats = self._repeats, None
@@ -302,7 +328,7 @@ class Recorder:
 
     def past(self) -> Run | None:
         """What earlier sessions recorded in this folder; None where there were none."""
-        run = Run(self.folder)
+        run = Run(self.folder, combine_ranks=False)
         return run if len(run.meta.get("sessions", [])) > 1 and run.steps else None
 
     def redraw(self, past: Run, step: int) -> None:
@@ -324,6 +350,12 @@ class Recorder:
     def close(self) -> None:
         self.write_flight()
         _finish(self._log, self._own_writer, self._pid)
+
+
+def _ranks_in(folder: str | os.PathLike[str], since: float = 0) -> set[int]:
+    """The ranks that have a record in a folder, of a session that began after `since`."""
+    found = (re.fullmatch(r"(\d+)\..*\.rank(\d+)\.tbnum", name) for name in os.listdir(folder))
+    return {int(name[2]) for name in found if name is not None and int(name[1]) / 1000 >= since}
 
 
 class _Lost(NamedTuple):

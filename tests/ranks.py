@@ -8,8 +8,13 @@ whole, in float64, and without tbnum.
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
 import sys
+import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +22,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tbnum
-from tests.loops import batches
+from tests.loops import OPTIMIZERS, Half, batches
 
 STEPS, SIZE, WIDTH = 6, 8, 6
 MAX_NORM = 0.3
@@ -87,53 +95,254 @@ def share(x: Tensor, rank: int | None = None, ranks: int | None = None) -> Tenso
     return x.chunk(dist.get_world_size() if ranks is None else ranks)[dist.get_rank() if rank is None else rank]
 
 
-def train(model: nn.Module, folder: Path, clip: Callable[[nn.Module], Any] | None = None, **options: Any) -> None:
+def train(
+    model: nn.Module,
+    folder: Path,
+    *,
+    clip: Callable[[], Any] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    record: bool = True,
+) -> None:
     optimizer = sgd(model)
-    with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=1, scalar_interval=3, **options) as monitor:
-        for x in data():
-            optimizer.zero_grad()
-            loss = loss_of(model(share(x)))
-            monitor.log_loss(loss)
+    monitor = None
+    if record:
+        monitor = tbnum.wrap(optimizer, scaler, model=model, logdir=folder, tensor_interval=1, scalar_interval=3)
+    for x in data():
+        optimizer.zero_grad()
+        loss = loss_of(model(share(x)))
+        if scaler is not None:
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+        else:
+            if monitor is not None:
+                monitor.log_loss(loss)
             loss.backward()
-            (clip or _clip)(model)
+        if clip is not None:
+            clip()
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
             optimizer.step()
+    if monitor is not None:
+        monitor.close()
 
 
-def _clip(model: nn.Module) -> Tensor:
-    return nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+def mesh_of(*shape: int) -> DeviceMesh:
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
 
 
-# -- scenarios -------------------------------------------------------------------------------------------------------
+# -- the same training, spread in different ways ---------------------------------------------------------------------
 
 
 def ddp(folder: Path) -> None:
     train(DistributedDataParallel(Net()), folder)
 
 
-def fsdp2(folder: Path) -> None:
+def fsdp2(folder: Path, record: bool = True) -> None:
     model = Net()
     for layer in model.children():
         fully_shard(layer)
-    train(fully_shard(model), folder)
+    train(fully_shard(model), folder, record=record)
+
+
+def fsdp2_scaled(folder: Path) -> None:
+    train(fully_shard(Net()), folder, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
 
 
 def hsdp(folder: Path) -> None:
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
-    train(fully_shard(Net(), mesh=mesh), folder)
+    train(fully_shard(Net(), mesh=mesh_of(2, dist.get_world_size() // 2)), folder)
 
 
 def fsdp1(folder: Path, **options: Any) -> None:
     model = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"), **options)
-    train(model, folder, clip=lambda _: model.clip_grad_norm_(MAX_NORM))
+    scaler = ShardedGradScaler("cpu", init_scale=1024.0)
+    train(model, folder, clip=lambda: model.clip_grad_norm_(MAX_NORM), scaler=scaler)
 
 
 def fsdp1_original(folder: Path) -> None:
     fsdp1(folder, use_orig_params=True)
 
 
-SCENARIOS: Mapping[str, Callable[[Path], None]] = {
-    each.__name__: each for each in (ddp, fsdp2, hsdp, fsdp1, fsdp1_original)
-}
+def fsdp1_hybrid(folder: Path) -> None:
+    mesh = mesh_of(2, dist.get_world_size() // 2)
+    fsdp1(folder, device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+
+
+def fsdp1_whole(folder: Path) -> None:
+    fsdp1(folder, sharding_strategy=ShardingStrategy.NO_SHARD)
+
+
+# -- gradients by hand, which lie as one wants -----------------------------------------------------------------------
+
+
+SHAPES = {"columns": (5, 6), "rows": (7, 3), "few": (3,), "both": (4, 6), "beside": (2, 2), "some": (5, 2)}
+SCALES = {"columns": 1.0, "rows": 3.0, "few": 0.5, "both": 2.0, "beside": 4.0, "some": 1.5}
+
+
+def full_tensors(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) * SCALES[name] for name, shape in SHAPES.items()}
+
+
+def placed(value: Tensor, name: str) -> Tensor:
+    world = dist.get_world_size()
+    if name == "beside":
+        return value.clone()
+    if name == "some":  # on some of the ranks only
+        return distribute_tensor(value, DeviceMesh("cpu", [1, 2]), [Shard(0)])
+    if name == "both":
+        return distribute_tensor(value, mesh_of(2, world // 2), [Replicate(), Shard(1)])
+    return distribute_tensor(value, mesh_of(world), [Shard(1 if name == "columns" else 0)])
+
+
+def by_hand(folder: Path, partial: bool = False) -> None:
+    """Three steps of plain SGD with known gradients; tensors on several meshes, one of them on two of the ranks."""
+    model = nn.Module()
+    for name, value in full_tensors(0).items():
+        model.register_parameter(name, nn.Parameter(placed(value, name)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=1):
+        for step in range(3):
+            for name, value in full_tensors(1 + step).items():
+                gradient = placed(value, name)
+                if partial and name == "rows":
+                    gradient = DTensor.from_local(
+                        value / dist.get_world_size(), mesh_of(dist.get_world_size()), [Partial()]
+                    )
+                getattr(model, name).grad = gradient
+            optimizer.step()
+
+
+def partial(folder: Path) -> None:
+    by_hand(folder, partial=True)
+
+
+def stages(folder: Path) -> None:
+    """Two pipeline stages, two replicas of each, all of plain tensors."""
+    stage = dist.get_rank() // 2
+    torch.manual_seed(stage)
+    model = nn.ModuleDict({f"stage{stage}": nn.Linear(4, 3)})
+    optimizer = sgd(model)
+    with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=1):
+        for x in batches(3, size=4, width=4, seed=5):
+            optimizer.zero_grad()
+            loss_of(model[f"stage{stage}"](x)).backward()
+            optimizer.step()
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def spoiled(folder: Path, model: nn.Module) -> None:
+    """Two micro-batches a step. Rank 1's second at step 3 is far too large, and rank 2's first at step 5 is infinite."""
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    rank = dist.get_rank()
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=folder):
+        for step, x in enumerate(batches(7, seed=rank)):
+            for micro in range(2):
+                far = rank == 1 and micro == 1 and step == 3
+                broken = rank == 2 and micro == 0 and step == 5
+                loss = model(x).square().mean() / 2 * (1e6 if far else math.inf if broken else 1)
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+def spoiled_ddp(folder: Path) -> None:
+    torch.manual_seed(0)
+    spoiled(folder, DistributedDataParallel(Half()))
+
+
+def spoiled_fsdp2(folder: Path) -> None:
+    torch.manual_seed(0)
+    spoiled(folder, fully_shard(Half()))
+
+
+def unreduced(folder: Path) -> None:
+    """DDP was forgotten: the ranks skip each by itself, and train different models."""
+    torch.manual_seed(0)
+    model = Half()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    bad = [2] if dist.get_rank() == 1 else []
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=folder, tensor_interval=1):
+        for x in batches(5, seed=dist.get_rank(), bad=bad):
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+def uneven(folder: Path) -> None:
+    """The last rank has two batches less; `join` lets the others go on."""
+    model = DistributedDataParallel(Net())
+    optimizer = sgd(model)
+    mine = data()[: STEPS - 2] if dist.get_rank() == dist.get_world_size() - 1 else data()
+    with tbnum.wrap(optimizer, model=model, logdir=folder), model.join():
+        for x in mine:
+            optimizer.zero_grad()
+            loss_of(model(x)).backward()
+            optimizer.step()
+
+
+def own_folders(folder: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(DistributedDataParallel(Net()), folder / f"mine{dist.get_rank()}")
+    told = [str(each.message) for each in caught if "logdir" in str(each.message)]
+    (folder / f"warnings{dist.get_rank()}.json").write_text(json.dumps(told))
+
+
+def killed(folder: Path) -> None:
+    """The last rank is killed in the middle of step 5; what it recorded until step 3 is on disk."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which torchrun ends the others: they find out by themselves
+    model = DistributedDataParallel(Net())
+    optimizer = sgd(model)
+    with tbnum.wrap(optimizer, model=model, logdir=folder) as monitor:
+        for step, x in enumerate(data()):
+            if dist.get_rank() == dist.get_world_size() - 1:
+                if step == 4:
+                    monitor.flush()
+                if step == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            loss_of(model(share(x))).backward()
+            optimizer.step()
+
+
+class Collectives(TorchDispatchMode):
+    """Counts every operation of c10d."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional", "_dtensor"):
+            self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counted(folder: Path) -> None:
+    """How many collectives there are without tbnum, and with it."""
+    found: dict[str, dict[str, int]] = {}
+    for name, record in (("without", False), ("with", True)):
+        with Collectives() as mode:
+            fsdp2(folder / name, record)
+        found[name] = dict(mode.counts)
+    (folder / f"counts{dist.get_rank()}.json").write_text(json.dumps(found))
+
+
+ALL = (ddp, fsdp2, fsdp2_scaled, hsdp, fsdp1, fsdp1_original, fsdp1_hybrid, fsdp1_whole, by_hand, partial, stages)
+ALL += (spoiled_ddp, spoiled_fsdp2, unreduced, uneven, own_folders, counted, killed)
+SCENARIOS: Mapping[str, Callable[[Path], None]] = {each.__name__: each for each in ALL}
 
 
 def main() -> None:
@@ -141,6 +350,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for name in names:
+        (Path(folder) / name).mkdir(parents=True, exist_ok=True)
         SCENARIOS[name](Path(folder) / name)
         dist.barrier()
     dist.destroy_process_group()

@@ -25,6 +25,7 @@ from tbnum.explain.finding import Finding
 from tbnum.explain.repeats import seed_of, setting
 from tbnum.log.files import Place, RemotePath, is_url
 from tbnum.log.plain import Glance, PlainRun, missing_tag
+from tbnum.log.ranks import Ranks
 from tbnum.log.reader import Run, Totals, find_runs, session_metas
 from tbnum.log.schema import Event
 from tbnum.log.tensors_reader import Histograms, Tensors
@@ -149,6 +150,10 @@ class Recorded:
     @property
     def histograms(self) -> Histograms:
         return self._run.histograms
+
+    @property
+    def ranks(self) -> Ranks | None:
+        return self._run.ranks
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tbnum.explain.finding import Finding
 from tbnum.explain.findings import find
 from tbnum.explain.messages import explained_collapse, explained_event, explained_skip
 from tbnum.explain.predict import NextOverflow, next_overflow
+from tbnum.explain.ranks import events_of_all_ranks
 from tbnum.explain.record import Later, LivePast, Record, RecordedPast, complete_events, first_step, look_ahead
 from tbnum.explain.rules import CAUSES, Rules
 from tbnum.explain.words import as_float
@@ -32,7 +33,7 @@ def explain_run(run: Record) -> list[Event]:
     `data["evidence"]`, from `run.tensors` too where there are any (see `evidence.with_evidence`).
     O(events), a few passes over the columns, and about 0.2 ms for each of at most 1,000 tables that are read.
     """
-    events = complete_events(run)
+    events = events_of_all_ranks(complete_events(run), getattr(run, "ranks", None))
     steps = run.steps.get("step")
     recorded = int(steps[-1]) if steps is not None and len(steps) else -1
     last_step = max(recorded, events[-1].step if events else -1)

@@ -10,7 +10,8 @@ import numpy as np
 from tbnum.explain.curve_findings import curve_findings
 from tbnum.explain.finding import Finding
 from tbnum.explain.messages import SEVERITY
-from tbnum.explain.record import Record, attempts, is_plain
+from tbnum.explain.ranks import rank_findings
+from tbnum.explain.record import Record, attempts, is_plain, skips_of
 from tbnum.explain.rules import BENIGN
 from tbnum.explain.tensor_findings import tensor_findings
 from tbnum.explain.thresholds import (
@@ -35,6 +36,7 @@ MISUSE = {
     "scaler_state_lost": "The scaler's state was not restored",
     "norm_overflow": "The gradient norm overflowed",
     "gradient_underflow": "Gradients underflow",
+    "ranks_disagree": "The ranks disagree",
     "repeat_of_diverged_run": "A run like this one diverged before",
 }
 
@@ -48,6 +50,7 @@ def find(record: Record, events: Sequence[Event]) -> list[Finding]:
     for event in events:
         by_kind.setdefault(event.kind, []).append(event)
     found = [
+        *_lost_ranks(by_kind),
         *_crash(by_kind),
         *_collapse(by_kind),
         *_nonfinite_parameters(by_kind),
@@ -56,6 +59,7 @@ def find(record: Record, events: Sequence[Event]) -> list[Finding]:
         *_misuse(by_kind),
         *_clipping(record),
         *curve_findings(record, events),
+        *rank_findings(getattr(record, "ranks", None)),
         *_dropped(record),
     ]
     told = {finding.rule for finding in found}
@@ -102,7 +106,14 @@ def skipped_steps(record: Record) -> int | None:
         return 0 if skipped is None else int(np.count_nonzero(skipped))
     if skipped is None and len(record.steps.get("step", ())):
         return None
-    return sum(int(event.data.get("at_least", 1)) for event in record.raw_events if event.kind == "skip")
+    return sum(skips_of(event) for event in record.raw_events if event.kind == "skip")
+
+
+def _lost_ranks(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
+    lost = by_kind.get("rank_lost", [])
+    if lost:
+        more = f" ({len(lost) - 1} more like it)" if len(lost) > 1 else ""
+        yield Finding("rank_lost", "error", "A rank was lost", lost[0].message + more, lost[0].remedy)
 
 
 def _crash(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
@@ -154,7 +165,7 @@ def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
     if not skips:
         return
     total = max(attempts(record), 1)
-    steps: dict[int, int] = {event.step: int(event.data.get("at_least", 1)) for event in skips}
+    steps: dict[int, int] = {event.step: skips_of(event) for event in skips}
     wasted = sum(steps.values())
     least = "at least " if is_plain(record) else ""
     causes = Counter(event.cause for event in skips)

@@ -22,6 +22,16 @@ OUTLYING_LOSS = 3.0
 """How many times the median of a step's other losses one micro-batch's loss has to be to be named in a skip. Losses
 of a model's batches seldom differ by a factor of two; a spoiled one does by far more."""
 
+# -- ranks
+
+RANK_LOST_SECONDS = 30.0
+"""A rank that recorded nothing for so long while another went on is gone: records go out every two seconds, and ranks
+that train together wait for each other."""
+
+REPLICAS_APART = 1e-4
+"""Relative difference of the norms of what should be the same parameters. Equal kernels give equal bits; other hardware
+may round apart by 1e-6."""
+
 # -- clipping
 
 CLIPPED_ALWAYS = 0.95

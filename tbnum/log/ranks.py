@@ -11,6 +11,7 @@ Pure: no file is read here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,13 +20,15 @@ import numpy as np
 
 from tbnum.log.schema import SHARD_COLUMNS, Event
 
-__all__ = ["Plan", "RankRecord", "Ranks", "RanksSession", "match_sessions", "plan_of", "same_tensors"]
+__all__ = ["Plan", "RankRecord", "Ranks", "RanksSession", "match_sessions", "plan_of", "ranks_text", "same_tensors"]
 
 SHARD = "_shard"
 _NORMS = {"grad_norm": "gradients", "grad_norm_clipped": "gradients", "param_norm": "parameters"}
 _NORMS["update_norm"] = "parameters"
 
-WATCHED = frozenset({"step", "wall_time", "loss", "micro_batches", "loss_scale", "skipped", "nonfinite_tensors"})
+WATCHED = frozenset(
+    {"step", "wall_time", "loss", "micro_batches", "loss_scale", "skipped", "nonfinite_tensors", "param_norm"}
+)
 """Columns of the other ranks that are kept in memory where all ranks know the same norms."""
 COMBINED = WATCHED | {"clip_coef", "max_norm", *_NORMS} | {column.name for column in SHARD_COLUMNS}
 """And where the norms have to be put together."""
@@ -144,7 +147,26 @@ def _sets(
         missing = [rank for rank in chosen[-1] if rank not in metas]
         if missing:
             return [], f"{ranks_text(missing)} wrote no record in this folder, and hold{_s(missing)} a part of them"
+        incomplete = _incomplete([layouts[rank] for rank in chosen[-1] if layouts[rank] is not None], of)
+        if incomplete:
+            return [], incomplete
     return chosen, _not_disjoint(chosen, metas)
+
+
+def _incomplete(layouts: Sequence[Mapping[str, Any]], of: str) -> str | None:
+    """Why the parts of one set of tensors are not the whole: every element has to be on one rank that counts."""
+    if not layouts or len({len(layout["of_whole"]) for layout in layouts}) > 1:
+        return None
+    of_whole = np.array(layouts[0]["of_whole"], np.int64)
+    counted = np.zeros(len(of_whole), np.int64)
+    for layout in layouts:
+        owned = np.frombuffer(layout[of]["owned"].encode(), np.uint8) == ord("1")
+        counted += np.where(owned, layout["elements"], 0)
+    wrong = np.flatnonzero((counted != of_whole) & (of_whole > 0))
+    if not len(wrong):
+        return None
+    at = int(wrong[0])
+    return f"the parts of parameter {at} have {counted[at]} elements together, and the whole has {of_whole[at]}"
 
 
 def _not_disjoint(chosen: Sequence[tuple[int, ...]], metas: Mapping[int, Mapping[str, Any]]) -> str | None:
@@ -189,6 +211,7 @@ class Ranks:
     world_size: int = 1
     _plans: list[dict[str, Plan]] = field(default_factory=list)
     _columns: dict[str, tuple[tuple[int, ...], np.ndarray]] = field(default_factory=dict)
+    _combined: dict[str, np.ndarray] | None = None
 
     @property
     def present(self) -> tuple[int, ...]:
@@ -232,8 +255,16 @@ class Ranks:
                 self._plans.append({name: plan_of(name, metas) for name in names})
         return self._plans
 
+    def combined_at(self, name: str, row: int) -> float:
+        """The value that all ranks together have."""
+        combined = self.combined()
+        values = combined[name] if name in combined else self.steps.get(name)
+        return math.nan if values is None else float(values[row])
+
     def combined(self) -> dict[str, np.ndarray]:
         """Columns (S,) that no rank has by itself, in place of those in `steps`. 50 ms a million steps and rank."""
+        if self._combined is not None:
+            return self._combined
         found: dict[str, np.ndarray] = {}
         for session, plans in zip(self.sessions, self.plans(), strict=True):
             rows = slice(session.first_row, session.end_row)
@@ -250,6 +281,7 @@ class Ranks:
                     found[prefix + name][rows] = values
         for values in found.values():
             values.setflags(write=False)
+        self._combined = found
         return found
 
     def problems(self) -> list[str]:

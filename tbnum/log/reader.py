@@ -248,10 +248,9 @@ class Run:
         """Columns by name, one entry a step, equal lengths, `step` strictly increasing, read-only. Unknown is NaN."""
         with self._loading():
             if self._views is None:
-                self._views = self._steps.views()
+                self._views = {name: values for name, values in self._steps.views().items() if not is_share(name)}
                 if self._is_spread():
-                    own = {name: values for name, values in self._views.items() if not is_share(name)}
-                    self._views = {**own, **self._all_ranks().combined()}
+                    self._views.update(self._all_ranks().combined())
             return dict(self._views)
 
     @property

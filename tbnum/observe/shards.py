@@ -34,6 +34,7 @@ class Layout:
     gradients: Parts
     parameters: Parts
     elements: tuple[int, ...]  # (P,) of each parameter on this rank
+    of_whole: tuple[int, ...]  # (P,) likewise on all ranks together; 0 where this rank does not know
     placements: list[dict[str, Any]]  # for people: each mesh and how many tensors lie on it in what way
     has_flat_parameters: bool  # of FSDP1: a parameter that has no part here has no gradient here either
 
@@ -92,6 +93,7 @@ class Layouts:
             gradients=_parts(parameters, found, flat),
             parameters=_parts(parameters, parameters, flat),
             elements=tuple(each.numel() for each in local(parameters)),
+            of_whole=tuple(0 if _is_flat(each) else each.numel() for each in parameters),
             placements=[
                 {
                     "mesh": mesh.mesh.tolist(),
@@ -174,7 +176,7 @@ def _part_on_mesh(mesh: Any, placements: Sequence[Any]) -> _Part:
         elif kind not in ("Shard", "_StridedShard"):  # both split the elements, in one order or another
             names = mesh.mesh_dim_names
             along = f"mesh dimension {names[dim]!r}" if names else f"mesh dimension {dim}"
-            return False, (), f"it is {placement} along {along}, so no rank has it before it is reduced"
+            return False, (), f"it is {placement!r} along {along}, so no rank has it before it is reduced"
     return owned, tuple(ranks.flatten().tolist()), None
 
 

@@ -1,0 +1,277 @@
+"""What only all ranks together tell: whose batch a skip came from, ranks that disagree, ranks that are gone.
+
+The reduction of gradients spreads an inf to every rank, so each rank's own record says no more than that it skipped.
+Its own loss is what a rank has for itself; where gradients are sharded, so is its part of them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tbnum.explain.finding import Finding
+from tbnum.explain.thresholds import OUTLYING_LOSS, RANK_LOST_SECONDS, REPLICAS_APART
+from tbnum.explain.words import as_float, number_text, scale_text
+from tbnum.log.ranks import RankRecord, Ranks, RanksSession, ranks_text
+from tbnum.log.schema import Event
+
+__all__ = ["disagreement_words", "events_of_all_ranks", "guilty_words", "rank_findings"]
+
+DISAGREEMENTS_TOLD = 10
+RANKS_TOLD = 64
+
+_OF_ANY_RANK = ("crash", "nonfinite_step", "norm_overflow", "no_gradients")
+"""Kinds that are told of other ranks too, where the lowest rank has none at that step."""
+
+
+def events_of_all_ranks(events: Sequence[Event], ranks: Ranks | None) -> list[Event]:
+    """The lowest rank's events, with what the other ranks have to add, in order of step.
+
+    Skips get `data["ranks"]`: `numbers` and `losses` of all ranks, and whose fault it was: `guilty`, and `how` that
+    shows ("loss": not finite; "outlier": far above the others; "part": the rank's part of the gradients is not finite).
+    Their `loss`, `losses` and `micro_batches` are then those of the first guilty rank.
+    """
+    if ranks is None or len(ranks.present) < 2:
+        return list(events)
+    told = [_with_ranks(event, ranks) for event in events]
+    told += _of_other_ranks(events, ranks)
+    told += _disagreements(ranks)
+    told += _lost(ranks)
+    return sorted(told, key=lambda event: event.step)  # stable: within a step the lowest rank's come first
+
+
+def rank_findings(ranks: Ranks | None) -> Iterator[Finding]:
+    """What is worth acting on beyond single events."""
+    if ranks is None:
+        return
+    missing = ranks.missing
+    if missing and ranks.sessions:
+        yield Finding(
+            "ranks_missing",
+            "warning",
+            "Ranks are missing from the record",
+            f"{len(missing)} of {ranks.world_size} ranks wrote no record into this folder: {ranks_text(missing)}.",
+            "Give every rank the same logdir, on a file system that all of them reach; a rank that ended before its "
+            "first step leaves none either.",
+        )
+    yield from _apart(ranks)
+
+
+# -- skips -----------------------------------------------------------------------------------------------------------
+
+
+def _with_ranks(event: Event, ranks: Ranks) -> Event:
+    if event.kind not in ("skip", "nonfinite_step", "norm_overflow"):
+        return event
+    step = ranks.steps.get("step", np.empty(0))
+    row = int(np.searchsorted(step, event.step))
+    if row == len(step) or step[row] != event.step:
+        return event
+    session = next(each for each in ranks.sessions if each.first_row <= row < each.end_row)
+    prefix = f"{event.optimizer}/" if event.optimizer else ""
+    own = {rank: _own(record, event) for rank, record in session.by_rank.items()}
+    numbers, all_losses = ranks.column("loss")
+    losses = dict(zip(numbers, all_losses[:, row].tolist(), strict=True))
+    measured = dict(zip(numbers, ranks.column("micro_batches")[1][:, row].tolist(), strict=True))
+    nonfinite = dict(zip(numbers, ranks.column(prefix + "nonfinite_tensors")[1][:, row].tolist(), strict=True))
+    is_spread = any(event.optimizer in (None, name) and plan.sharded for name, plan in _plans_of(ranks, session))
+
+    guilty = [
+        rank for rank in numbers if math.isinf(losses[rank]) or (losses[rank] != losses[rank] and measured[rank] >= 1)
+    ]
+    how = "loss"
+    if not guilty:
+        guilty, how = _outlier(losses), "outlier"
+    if not guilty and is_spread:
+        guilty, how = [rank for rank in numbers if nonfinite[rank] > 0], "part"
+    data: dict[str, Any] = dict(event.data)
+    if is_spread:
+        data |= _of_parts(own, nonfinite)
+        data |= {"grad_norm": float(ranks.combined_at(prefix + "grad_norm", row))}
+    data["ranks"] = {
+        "numbers": list(numbers[:RANKS_TOLD]),
+        "losses": [losses[rank] for rank in numbers[:RANKS_TOLD]],
+        "guilty": guilty[:RANKS_TOLD],
+        "how": how if guilty else None,
+    }
+    if guilty and how != "part":
+        data["loss"] = losses[guilty[0]]
+        theirs = own[guilty[0]]
+        data["losses"] = list(theirs.get("losses") or []) if theirs else []
+        data["micro_batches"] = measured[guilty[0]]
+    return replace(event, data=data)
+
+
+def _plans_of(ranks: Ranks, session: RanksSession) -> Iterator[tuple[str, Any]]:
+    for each, plans in zip(ranks.sessions, ranks.plans(), strict=True):
+        if each is session:
+            yield from plans.items()
+
+
+def _own(record: RankRecord, event: Event) -> Mapping[str, Any]:
+    """What a rank's own event of this kind said at this step."""
+    for each in record.events:
+        if each.step == event.step and each.kind == event.kind and each.optimizer == event.optimizer:
+            return each.data
+    return {}
+
+
+def _of_parts(own: Mapping[int, Mapping[str, Any]], nonfinite: Mapping[int, float]) -> dict[str, Any]:
+    """The gradients that were not finite, as the rank tells that found most."""
+    worst = max(nonfinite, key=lambda rank: -1.0 if math.isnan(nonfinite[rank]) else nonfinite[rank])
+    told = own.get(worst) or {}
+    return {key: told[key] for key in ("nonfinite_tensors", "nonfinite_names", "tensors") if key in told}
+
+
+def _outlier(losses: Mapping[int, float]) -> list[int]:
+    """The rank whose loss lies far above those of the others."""
+    known = {rank: loss for rank, loss in losses.items() if math.isfinite(loss)}
+    if len(known) < 2:
+        return []
+    worst = max(known, key=known.__getitem__)
+    usual = statistics.median(loss for rank, loss in known.items() if rank != worst)
+    return [worst] if known[worst] > OUTLYING_LOSS * max(usual, 0) else []
+
+
+def guilty_words(data: Mapping[str, Any]) -> str:
+    """`; on rank 1 alone, the losses of the other 3 ranks were finite`; empty where nothing is known."""
+    told = data.get("ranks")
+    guilty = list(told.get("guilty") or []) if isinstance(told, Mapping) else []
+    if not isinstance(told, Mapping) or not guilty:
+        return ""
+    who, count = ranks_text(guilty), len(told.get("numbers") or [])
+    if told.get("how") == "part":
+        return "" if len(guilty) == count else f"; what is not finite lies in the part of {who}"
+    others = [as_float(each) for rank, each in zip(told["numbers"], told["losses"], strict=False) if rank not in guilty]
+    if not others:
+        return "; so it was on every rank"
+    if told.get("how") == "outlier":
+        return f"; it is the loss of {who}, against {number_text(statistics.median(others))} on the others"
+    rest = "loss of the other rank was" if len(others) == 1 else f"losses of the other {len(others)} ranks were"
+    return f"; on {who} alone, the {rest} finite"
+
+
+# -- other events ----------------------------------------------------------------------------------------------------
+
+
+def _of_other_ranks(events: Sequence[Event], ranks: Ranks) -> Iterator[Event]:
+    seen = {(event.kind, event.step, event.optimizer) for event in events}
+    for number, session in enumerate(ranks.sessions):
+        cut = _end_of(ranks, number)
+        for rank, record in list(session.by_rank.items())[1:]:
+            for event in record.events:
+                key = event.kind, event.step, event.optimizer
+                if event.kind not in _OF_ANY_RANK or event.step >= cut or (key in seen and event.kind != "crash"):
+                    continue
+                seen.add(key)
+                yield replace(event, data={**event.data, "rank": rank})
+
+
+def _end_of(ranks: Ranks, number: int) -> float:
+    """The step from which later sessions supersede this one."""
+    first_rows = [each.first_row for each in ranks.sessions[number + 1 :] if each.end_row > each.first_row]
+    return float(ranks.steps["step"][first_rows[0]]) if first_rows else math.inf
+
+
+def _disagreements(ranks: Ranks) -> Iterator[Event]:
+    """Stretches of steps at which ranks skipped, and others did not, or scaled by other scales."""
+    names = [name for name in ranks.steps if name.split("/")[-1] == "skipped" or name == "loss_scale"]
+    step = ranks.steps.get("step", np.empty(0, np.int64))
+    differ = np.zeros(len(step), bool)
+    for name in names:
+        values = ranks.column(name)[1]
+        differ |= np.fmax.reduce(values, axis=0) > np.fmin.reduce(values, axis=0)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], differ, [False]]).astype(np.int8)))
+    for begin, end in edges.reshape(-1, 2)[:DISAGREEMENTS_TOLD].tolist():
+        data: dict[str, Any] = {"last_step": int(step[end - 1]), "numbers": list(ranks.present[:RANKS_TOLD])}
+        for name in names:
+            values = ranks.column(name)[1][:, begin]
+            if np.fmax.reduce(values) > np.fmin.reduce(values):
+                data.setdefault("differ", {})[name] = values[:RANKS_TOLD].tolist()
+        yield Event(int(step[begin]), float(ranks.steps["wall_time"][begin]), "ranks_disagree", data=data)
+
+
+def _lost(ranks: Ranks) -> Iterator[Event]:
+    """Ranks whose record stops without an end, while others went on or were ended."""
+    for number, session in enumerate(ranks.sessions):
+        lasts = {rank: _last(record) for rank, record in session.by_rank.items()}
+        cut = _end_of(ranks, number)
+        for rank, record in session.by_rank.items():
+            others = [other for other in session.by_rank if other != rank]
+            step, wall_time = lasts[rank]
+            if record.ended is not None or any(event.kind == "crash" for event in record.events) or not others:
+                continue
+            newest = max(lasts[other][1] for other in others)
+            ended = any(session.by_rank[other].ended is not None for other in others)
+            if not (ended or newest > wall_time + RANK_LOST_SECONDS):
+                continue
+            last_of_others = max(lasts[other][0] for other in others)
+            at = max(step, 0)
+            if at < cut:
+                data = {"rank": rank, "last_step": step, "last_step_of_others": last_of_others}
+                yield Event(at, wall_time if math.isfinite(wall_time) else newest, "rank_lost", data=data)
+
+
+def _last(record: RankRecord) -> tuple[int, float]:
+    """Last step, -1 where there is none, and when it closed."""
+    step, wall_time = (record.steps.get(name, np.empty(0)) for name in ("step", "wall_time"))
+    if not len(step):
+        return -1, -math.inf
+    return int(step[-1]), float(wall_time[-1]) if len(wall_time) else math.nan
+
+
+def disagreement_words(data: Mapping[str, Any]) -> str:
+    """`skipped on rank 1 and not on rank 0; loss scale 1024 on rank 0, 512 on rank 1`."""
+    numbers = list(data.get("numbers") or [])
+    parts = []
+    for name, values in (data.get("differ") or {}).items():
+        by_value: dict[float, list[int]] = {}
+        for rank, value in zip(numbers, map(as_float, values), strict=False):
+            if not math.isnan(value):
+                by_value.setdefault(value, []).append(rank)
+        if name.split("/")[-1] == "skipped":
+            whose = f"{name.rpartition('/')[0]} " if "/" in name else ""
+            parts.append(
+                f"{whose}skipped on {ranks_text(by_value.get(1.0, []))} and not on {ranks_text(by_value.get(0.0, []))}"
+            )
+        else:
+            listed = ", ".join(f"{scale_text(value)} on {ranks_text(some)}" for value, some in by_value.items())
+            parts.append(f"loss scale {listed}")
+    return "; ".join(parts)
+
+
+# -- findings --------------------------------------------------------------------------------------------------------
+
+
+def _apart(ranks: Ranks) -> Iterator[Finding]:
+    """Replicas are one model, by the bit. Their parameters' norms tell when they are not any more."""
+    if (
+        len(ranks.present) < 2
+        or not ranks.sessions
+        or any(not plan.is_of_one_rank for plan in ranks.plans()[-1].values())
+    ):
+        return
+    for name in (name for name in ranks.steps if name.split("/")[-1] == "param_norm"):
+        numbers, values = ranks.column(name)
+        lowest, highest = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)
+        with np.errstate(invalid="ignore"):
+            rows = np.flatnonzero(highest - lowest > REPLICAS_APART * np.abs(highest))
+        if not len(rows):
+            continue
+        row = int(rows[0])
+        low, high = int(np.nanargmin(values[:, row])), int(np.nanargmax(values[:, row]))
+        step = int(ranks.steps["step"][row])
+        yield Finding(
+            "replicas_differ",
+            "warning",
+            "The ranks' parameters have come apart",
+            f"From step {step} on: {name} is {values[low, row]:.8g} on rank {numbers[low]} and {values[high, row]:.8g} "
+            f"on rank {numbers[high]}.",
+            "Fine where ranks are meant to train by themselves. Else begin them equal and reduce every gradient: wrap "
+            "the model in DistributedDataParallel, and leave no_sync() before the last backward of a step.",
+        )
