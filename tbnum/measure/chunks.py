@@ -11,7 +11,7 @@ for ten thousand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,10 +48,15 @@ class Piece:
     """Some elements of one tensor, or all of several."""
 
     bits: Tensor  # (n,) of the magnitudes, int32, int64 of float64; they hold until the next piece is asked for
+    elements: list[int]  # of each tensor, one after the other
     row_of: Tensor | None  # (n,) int64, the tensor of each element; None where there is one
-    rows: int  # tensors
     scratch: Scratch
     largest: int | None  # of `bits`; None where only a device knows, or there is no element
+
+    @property
+    def rows(self) -> int:
+        """Tensors."""
+        return len(self.elements)
 
     @property
     def is_finite(self) -> bool:
@@ -59,17 +64,21 @@ class Piece:
         return self.largest is not None and self.largest < INF_BITS[self.bits.dtype]
 
     @staticmethod
-    def of(flat: Tensor, row_of: Tensor | None, rows: int, scratch: Scratch) -> Piece:
+    def of(flat: Tensor, elements: list[int], row_of: Tensor | None, scratch: Scratch) -> Piece:
         if flat.dtype is torch.float64:
             bits, magnitude = flat.view(torch.int64), 0x7FFF_FFFF_FFFF_FFFF
         else:  # narrower types are exact in float32
             bits, magnitude = flat.to(torch.float32).view(torch.int32), 0x7FFF_FFFF
-        return Piece.of_bits(torch.bitwise_and(bits, magnitude, out=scratch.of("bits", bits)), row_of, rows, scratch)
+        bits = torch.bitwise_and(bits, magnitude, out=scratch.of("bits", bits))
+        return Piece(bits, elements, row_of, scratch, _largest(bits))
 
     @staticmethod
-    def of_bits(bits: Tensor, row_of: Tensor | None = None, rows: int = 1, scratch: Scratch | None = None) -> Piece:
-        largest = int(bits.amax()) if bits.is_cpu and bits.numel() else None
-        return Piece(bits, row_of, rows, scratch or Scratch(), largest)
+    def of_bits(bits: Tensor) -> Piece:
+        return Piece(bits, [bits.numel()], None, Scratch(), _largest(bits))
+
+    def as_one(self) -> Piece:
+        """The same elements, as those of a single tensor."""
+        return replace(self, elements=[self.bits.numel()], row_of=None)
 
 
 @dataclass(frozen=True)
@@ -91,12 +100,12 @@ class Batch:
     def pieces(self) -> Iterator[Piece]:
         if len(self.tensors) == 1:
             for flat in _pieces(self.tensors[0], _piece_size(self.device)):
-                yield Piece.of(flat, None, 1, self.scratch)
+                yield Piece.of(flat, [flat.numel()], None, self.scratch)
         else:
             flat = torch.cat([tensor.reshape(-1) for tensor in self.tensors])
             lengths = on_device(self.elements, torch.int64, self.device)
             row_of = torch.repeat_interleave(lengths, output_size=flat.numel())
-            yield Piece.of(flat, row_of, len(self.tensors), self.scratch)
+            yield Piece.of(flat, self.elements, row_of, self.scratch)
 
 
 def batches_of(tensors: Sequence[Tensor]) -> dict[torch.device, list[Batch]]:
@@ -155,6 +164,10 @@ def stored(tensor: Tensor) -> Tensor:
     if tensor.layout is torch.strided:
         return tensor
     return tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
+
+
+def _largest(bits: Tensor) -> int | None:
+    return int(bits.amax()) if bits.is_cpu and bits.numel() else None
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ def _count(batch: Batch) -> Tensor:
 
 def _count_together(batch: Batch) -> Tensor:
     """(BINS,), of the tensors of the batch as one."""
-    counts = _sum(bins_in(replace(piece, row_of=None, rows=1)) for piece in batch.pieces())[0]
+    counts = _sum(bins_in(piece.as_one()) for piece in batch.pieces())[0]
     if batch.unstored:
         counts[ZERO] += batch.unstored
     return counts

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -187,8 +188,17 @@ def _largest_finite(piece: Piece) -> Tensor:
     bits = piece.bits
     if piece.rows == 1 and piece.is_finite and piece.largest is not None:
         return torch.full((1,), piece.largest, dtype=bits.dtype, device=bits.device)
-    finite = torch.ge(bits, INF_BITS[bits.dtype], out=piece.scratch.of("compared", bits)).neg_().bitwise_or_(bits)
+    if not piece.is_finite:
+        beyond = torch.ge(bits, INF_BITS[bits.dtype], out=piece.scratch.of("compared", bits))
+        bits = beyond.neg_().bitwise_or_(bits)
     largest = torch.full((piece.rows,), -1, dtype=bits.dtype, device=bits.device)
-    if piece.row_of is not None:
-        return largest.scatter_reduce_(0, piece.row_of, finite, "amax")
-    return finite.amax().unsqueeze(0) if finite.numel() else largest
+    if piece.row_of is None:
+        return bits.amax().unsqueeze(0) if bits.numel() else largest
+    if not bits.is_cpu:
+        return largest.scatter_reduce_(0, piece.row_of, bits, "amax")
+    # Much faster on a CPU than scattering. An empty row has no place in the list of where rows begin.
+    elements = np.array(piece.elements)
+    begins = np.cumsum(elements) - elements
+    if bits.numel():
+        largest.numpy()[elements > 0] = np.maximum.reduceat(bits.numpy(), begins[elements > 0])
+    return largest
