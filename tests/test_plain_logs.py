@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard import default, program
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.compat.tensorflow_stub import dtypes
+from tensorboard.plugins import base_plugin
 from tensorboard.util import tensor_util
 from torch.utils.tensorboard import SummaryWriter
 
@@ -18,7 +21,11 @@ import tbnum
 from tbnum import cli
 from tbnum.log.record_file import file_version, frame
 from tbnum.log.tags import MAPPABLE
+from tensorboard_plugin_tbnum import runs as table
+from tensorboard_plugin_tbnum.loader import TbnumLoader
+from tensorboard_plugin_tbnum.plugin import TbnumPlugin
 from tests.recorded import record
+from tests.routes import Panel
 
 OVERFLOWS = (50, 151, 220)
 
@@ -479,3 +486,87 @@ def test_json_and_exports_keep_what_is_unknown_apart(runs, tmp_path, told):
     lines = (tmp_path / "csv").read_text().splitlines()
     assert lines[50].split(",")[lines[0].split(",").index("grad_norm")] == ""  # step 50: no norm was logged
     assert told("report", runs, "--html", tmp_path / "page.html")[0] == 0
+
+
+# The panel.
+
+
+@pytest.fixture
+def panel_of(monkeypatch) -> Callable[..., Panel]:
+    """One scan in place of a thread, which would outlive its test."""
+    monkeypatch.setattr(table.RunTable, "start", table.RunTable.scan)
+    monkeypatch.setattr(table, "FRESH_SECONDS", -1.0)
+    return Panel
+
+
+def rows(panel: Panel) -> dict[str, dict]:
+    panel.plugin._runs.scan()
+    return {row["run"]: row for row in panel.json("runs")["runs"]}
+
+
+def test_the_panel_lists_plain_runs_and_shows_three_inferred_skips(runs, panel_of):
+    panel = panel_of(runs)
+    assert {run: row["source"] for run, row in rows(panel).items()} == dict.fromkeys(
+        ["megatron", "plain"], "tensorboard"
+    )
+    before = rows(panel)["megatron"]
+    assert (before["first_step"], before["last_step"], before["steps"], before["skipped_steps"]) == (1, 300, None, None)
+    events = panel.json("events", run="megatron")["events"]
+    skips = [event for event in events if event["kind"] == "skip"]
+    assert [event["step"] for event in skips] == list(OVERFLOWS)
+    assert all(event["data"]["inferred"] and event["message"].startswith("Inferred") for event in skips)
+    after = rows(panel)["megatron"]
+    assert (after["steps"], after["skipped_steps"], after["last_loss_scale"]) == (300, 3, 16384.0)
+    about = panel.json("run", run="megatron")
+    assert about["meta"]["system"] == "Megatron-LM" and "skipped" in about["columns"]
+    assert "skipped" not in panel.json("run", run="plain")["columns"]
+    assert rows(panel)["plain"]["skipped_steps"] is None
+    assert panel.json("settings", run="megatron")["settings"]["tags"]["loss_scale"] == "loss-scale"
+    assert panel.json("tensors", run="megatron")["names"] == []
+    header, arrays = panel.binary("series", run="megatron", columns="loss,grad_norm,skipped", buckets=64)
+    assert header["steps"] == 300 and arrays["skipped/max"].sum() == 3
+
+
+def test_a_step_of_a_plain_run_tells_a_logged_nan_from_what_was_not_logged(tmp_path, panel_of):
+    write(tmp_path, [(step, {"loss": math.nan if step == 3 else 1.0}) for step in range(6)])
+    panel = panel_of(tmp_path)
+    assert panel.json("step", run=".", step=3)["values"]["loss"] == "NaN"
+    _, arrays = panel.binary("nonfinite", run=".", column="loss")
+    assert arrays["step"].tolist() == [3.0]
+
+
+def test_the_panel_follows_a_plain_run_until_it_has_a_record_file(tmp_path, panel_of):
+    with SummaryWriter(str(tmp_path / "run")) as log:
+        log.add_scalar("epoch", 0.0, 0)
+        log.flush()
+        panel = panel_of(tmp_path)
+        assert rows(panel) == {}
+        log.add_scalar("train/loss", 1.0, 0)
+        log.flush()
+        assert rows(panel)["run"]["last_step"] == 0
+        assert panel.json("run", run="run")["steps"] == 1
+        log.add_scalar("train/loss", 1.0, 1)
+        log.flush()
+        assert panel.json("run", run="run")["steps"] == 2 and rows(panel)["run"]["last_step"] == 1
+    record(tmp_path / "run")
+    assert rows(panel)["run"]["source"] == "tbnum" and panel.json("run", run="run")["steps"] == 10
+
+
+def test_tensorboards_flag_maps_tags_for_the_panel(tmp_path, monkeypatch, panel_of):
+    write(tmp_path, [(step, {"amp/s": 1024.0 if step < 5 else 512.0}) for step in range(10)])
+    flags = argparse.Namespace(tbnum_map=["loss_scale=amp/s", "loss=nothing such"])
+    plugin = TbnumLoader().load(base_plugin.TBContext(logdir=str(tmp_path), flags=flags))
+    assert isinstance(plugin, TbnumPlugin)
+    plugin._runs.scan()
+    listing = plugin._runs.listing()
+    assert [row.run for row in listing.rows] == ["."]
+    assert "'nothing such'" in listing.errors["--tbnum_map"] and "'amp/s'" in listing.errors["--tbnum_map"]
+    assert [event.kind for event in plugin._runs.snapshot(".", events=True).events] == ["skip", "scale_backoff"]
+
+
+def test_a_flag_that_cannot_be_meant_ends_tensorboards_start_with_one_line(tmp_path):
+    tensorboard = program.TensorBoard(plugins=default.get_plugins())
+    with pytest.raises(base_plugin.FlagsError, match="--tbnum_map: there is no column 'scale'"):
+        tensorboard.configure(argv=["tensorboard", "--logdir", str(tmp_path), "--tbnum_map", "scale=amp/s"])
+    tensorboard.configure(argv=["tensorboard", "--logdir", str(tmp_path), "--tbnum_map", "loss_scale=amp/s"])
+    assert tensorboard.flags.tbnum_map == ["loss_scale=amp/s"]
