@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,3 +14,14 @@ def tmp_path(tmp_path: Path) -> Path:
     inner = tmp_path / "runs"
     inner.mkdir()
     return inner
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from a second thread of torch's, which waits in a loop that others' cores pay for."""
+    import torch  # here, for most tests of the log need none
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

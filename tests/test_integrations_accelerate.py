@@ -25,6 +25,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState  # no
 
 from tbnum.integrations.accelerate import STATE_FILE, wrap  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS, ACCUMULATE, MAX_NORM = 12, 2, 0.5
 GOOD = batches(STEPS * ACCUMULATE)
 DATA = batches(STEPS * ACCUMULATE, bad=[9])  # overflows, and only a scaler lives with that

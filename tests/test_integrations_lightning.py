@@ -29,7 +29,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402
 
 from tbnum.integrations.lightning import NumericsCallback  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+IGNORED = ("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")  # the framework's own
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(*IGNORED)]
 
 STEPS, ACCUMULATE, MAX_NORM = 12, 2, 0.5
 GOOD = batches(STEPS * ACCUMULATE)

@@ -26,7 +26,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState  # no
 from tbnum.integrations.accelerate import check_supported  # noqa: E402
 from tbnum.integrations.transformers import NumericsCallback  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+IGNORED = ("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")  # the framework's own
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(*IGNORED)]
 
 STEPS, ACCUMULATE, SIZE, MAX_NORM, LR = 10, 2, 2, 0.5, 1e-3
 TOKENS = torch.randint(64, (STEPS * ACCUMULATE * SIZE, 8), generator=torch.Generator().manual_seed(1))
