@@ -119,6 +119,7 @@ def wrap(
         scalar_interval=scalar_interval,
         config=dict(config or {}),
     )
+    monitor._recorder.warn_of_rival()
     monitor._recorder.look_for_a_repeat()
     return monitor
 

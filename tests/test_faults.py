@@ -111,6 +111,34 @@ loop.monitor.close()
     assert run.steps["step"].tolist() == list(range(30)) and len(run.meta["sessions"]) == 2
 
 
+def test_whoever_begins_in_a_folder_that_another_process_is_writing_to_is_told(tmp_path: Path) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+from tests.test_faults import Loop
+loop = Loop(Path({str(tmp_path / "run")!r}))
+print("begun", flush=True)
+sys.stdin.readline()
+loop.monitor.close()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == "begun\n"
+        with warnings_of_tbnum() as told:
+            Loop(tmp_path / "run").monitor.close()
+        assert len(told) == 1 and f"process {other.pid}" in told[0] and "its own folder" in told[0]
+        print(file=other.stdin, flush=True)
+        assert other.stdout.readline() == "closed\n"
+        with warnings_of_tbnum() as told:
+            Loop(tmp_path / "run").monitor.close()
+        assert told == []
+        print(file=other.stdin, flush=True)
+
+
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_data_loader_workers_neither_record_nor_hang(how: str, tmp_path: Path) -> None:
     loop = Loop(tmp_path / "run")
@@ -175,6 +203,7 @@ import os, sys
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
+import tbnum.monitor, torch.utils.tensorboard  # else each child loads them
 from tests.test_faults import Loop
 for folder in sys.stdin:
     child = os.fork()

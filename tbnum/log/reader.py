@@ -7,12 +7,14 @@ takes those steps again. The same holds within a session that goes back to a che
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
 import struct
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +46,7 @@ from tbnum.log.schema import (
     RowLayout,
     Trailer,
     column,
+    host_name,
     trailer_schema_id,
 )
 from tbnum.log.tensors_ranks import RankHistograms, RankTensors
@@ -917,7 +920,37 @@ class _Name(NamedTuple):
     name: str
 
 
-_NAME = re.compile(r"(\d+)\.[^.]*\.\d+(?:\.rank(\d+))?" + re.escape(RECORD_SUFFIX))
+_NAME = re.compile(r"(\d+)\.([^.]*)\.(\d+)(?:\.rank(\d+))?" + re.escape(RECORD_SUFFIX))
+
+
+def writing_now(folder: str | os.PathLike[str], rank: int | None, within_seconds: float = 60.0) -> int | None:
+    """The id of another process of this machine that writes the same rank's record into `folder`; None without one.
+
+    Told from files of late that were not closed, and whose process lives. A look at the folder, and at the end of such
+    files. Not on Windows, where a process cannot be asked.
+    """
+    if os.name != "posix":
+        return None
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            match = _NAME.fullmatch(entry.name)
+            if match is None or match[2] != host_name() or int(match[4] or 0) != (rank or 0):
+                continue
+            process, is_late = int(match[3]), entry.stat().st_mtime > time.time() - within_seconds
+            is_open = is_late and _ended([_last_trailer(place(entry.path))]) is None
+            if is_open and process != os.getpid() and _lives(process):
+                return process
+    return None
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # no signal: only whether there could be one
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def is_share(name: str) -> bool:
@@ -932,7 +965,7 @@ def _is_record_file(name: str) -> bool:
 def _parse_name(name: str) -> _Name:
     """Of a renamed file the name alone is left to order by."""
     match = _NAME.fullmatch(name)
-    return _Name(int(match[1]), int(match[2] or 0), name) if match else _Name(0, 0, name)
+    return _Name(int(match[1]), int(match[4] or 0), name) if match else _Name(0, 0, name)
 
 
 def _order(path: Place, start: int | None) -> tuple[int, int, str]:

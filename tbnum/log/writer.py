@@ -16,7 +16,6 @@ import math
 import os
 import queue
 import re
-import socket
 import struct
 import threading
 import time
@@ -50,6 +49,7 @@ from tbnum.log.schema import (
     Event,
     RowLayout,
     Trailer,
+    host_name,
 )
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.tensors_writer import TensorsWriter
@@ -548,7 +548,7 @@ class _Sink:
             taken = [int(name.split(".")[0]) for name in os.listdir(folder) if re.match(r"\d+\..*\.tbnum$", name)]
             stamp = max([time.time_ns() // 1_000_000, *(time_ms + 1 for time_ms in taken)])
             while True:
-                self.path = folder / f"{stamp}.{_host()}.{os.getpid()}{suffix}"
+                self.path = folder / f"{stamp}.{host_name()}.{os.getpid()}{suffix}"
                 try:
                     file = RecordAppender(self.path, new=True)
                     break
@@ -653,12 +653,6 @@ def _work(sink: _Sink) -> None:
     while sink.round():
         pass
     sink.end()
-
-
-def _host() -> str:
-    """The host's name as a part of a file name: no dots, and never `tfevents`, which TensorBoard looks for."""
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64]
-    return re.sub("tfevents", "tf-events", name, flags=re.IGNORECASE) or "host"
 
 
 def _fitted(value: Any, kind: str) -> Any:
