@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tbnum.log.reader import Run
+from tbnum.log.reader import Run, _SessionFile
 from tensorboard_plugin_tbnum import runs
 from tensorboard_plugin_tbnum.runs import Root, RunTable, UnknownRun, roots
 from tests.recorded import append, open_log, record, skip
@@ -439,3 +439,20 @@ def test_five_hundred_runs_are_scanned_in_a_moment(tmp_path):
     of.scan()
     took = time.thread_time() - started
     assert len(names(of)) == 500 and took < 2.0
+
+
+def test_a_table_of_runs_tells_how_far_a_long_record_is_read(tmp_path, monkeypatch):
+    record(tmp_path / "long", range(5000))
+    shown = table(tmp_path)
+    told: list[int | None] = []
+    take = _SessionFile._take
+
+    def note(file, *arguments):
+        take(file, *arguments)
+        told.append(shown.listing().rows[0].steps_read)
+
+    monkeypatch.setattr(_SessionFile, "_take", note)
+    assert shown.listing().rows[0].steps_read is None, "nobody asked for it"
+    shown.snapshot("long")
+    assert told[0] == 0 < told[-1] <= 5000 and told == sorted(told)
+    assert shown.listing().rows[0].steps_read is None, "it is read"

@@ -367,6 +367,7 @@ def _table_row(row: Row) -> dict[str, Any]:
         "seed": _plain(row.seed),
         "setting": row.setting,
         "source": row.source,
+        "steps_read": row.steps_read,
     }
 
 

@@ -88,6 +88,8 @@ class Row:
     """Equal for runs that differ in nothing but the seed; None until the head of its files was looked at."""
     source: str = "tbnum"
     """"tensorboard" where the run was read from plain scalars: what it says of skips is inferred."""
+    steps_read: int | None = None
+    """How many of its steps were read so far, while they are read for the first time; None at all other times."""
 
 
 @dataclass(frozen=True)
@@ -469,7 +471,11 @@ class RunTable:
             entry.opened = entry.run()
             entry.checked = float("-inf")
         if time.monotonic() - entry.checked > FRESH_SECONDS:
-            entry.opened.refresh()
+            entry.reading = entry.checked == float("-inf")
+            try:
+                entry.opened.refresh()
+            finally:
+                entry.reading = False
             entry.checked = time.monotonic()
         return entry.opened
 
@@ -522,6 +528,7 @@ class _Entry:
         self.cells = CellCache()
         self.serial = ""
         self.checked = float("-inf")
+        self.reading = False  # for the first time
         self.used = float("-inf")
         self.bytes = 0
 
@@ -533,8 +540,10 @@ class _Entry:
 
     def row(self) -> Row:
         source = "tbnum" if self.glance is None else "tensorboard"
+        opened = self.opened  # may be let go of meanwhile
+        read = opened.steps_read if opened is not None and self.reading else None
         return Row(
-            self.name, self.totals, self.optimizers, self.problems, self.findings, self.seed, self.setting, source
+            self.name, self.totals, self.optimizers, self.problems, self.findings, self.seed, self.setting, source, read
         )
 
 

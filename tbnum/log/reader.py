@@ -386,6 +386,11 @@ class Run:
                 self._ranks = self._views = self._spread = None
             return bool(self._files) if first_time else changed
 
+    @property
+    def steps_read(self) -> int:
+        """How many steps were read so far. Waits for nobody, so it tells how far a `refresh` in another thread is."""
+        return sum(file.steps.count for file in self._files)
+
     # -- inside
 
     def _loading(self) -> threading.RLock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 import urllib.request
 from collections.abc import Callable
@@ -427,6 +428,63 @@ def test_when_tensorboard_goes_away_the_panel_says_so_keeps_what_it_has_and_reco
         serve(tmp_path, port=server.port)
         expect(alert).to_be_hidden()
         expect(panel.frame.locator("[data-chart=loss] .plot")).to_have_attribute("aria-valuemax", "119")
+
+
+def test_the_status_tells_a_run_that_is_silent_and_one_that_crashed(tmp_path: Path, serve: Serve, look: Look):
+    with training.Recording(tmp_path / "crashed", length=50) as run:
+        run.advance(50)
+        run.event("crash", {"error": "RuntimeError: out of memory"})
+    silent = training.Recording(tmp_path / "silent", length=50, start=time.time() - 3 * 3600)
+    silent.advance(50)
+    silent.writer.flush()
+    panel = look(serve(tmp_path)).open("silent").drawn()
+    expect(panel.frame.locator(".status")).to_have_text("silent for 2 h")
+    panel.frame.get_by_role("option").filter(has_text="crashed").click()
+    expect(panel.frame.locator(".status")).to_have_text("crashed")
+    expect(panel.frame.get_by_role("button", name="Follow")).to_be_hidden()
+    silent.close()
+
+
+def test_a_run_whose_folder_is_deleted_is_said_to_be_gone_and_others_stay(tmp_path: Path, serve: Serve, look: Look):
+    training.demo_like(tmp_path / "stays")
+    training.demo_like(tmp_path / "goes")
+    panel = look(serve(tmp_path), trouble=True).open("goes").drawn()
+    shutil.rmtree(tmp_path / "goes")
+    panel.frame.locator("html").evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
+    expect(panel.frame.locator(".notice")).to_contain_text("goes")
+    panel.frame.get_by_role("option").filter(has_text="stays").click()
+    panel.drawn()
+    expect(panel.frame.locator("h1")).to_have_text("stays")
+
+
+def test_the_curves_do_not_wait_for_the_events(shared: TensorBoard, look: Look):
+    panel = look(shared)
+    held: list[Route] = []
+    panel.page.route("**/tbnum/events?*", lambda route: held.append(route))
+    panel.open("long").drawn()
+    panel.wait_until(lambda: inked_colours(panel, "loss") > 20, "ink")
+    expect(panel.frame.locator(".events .nothing")).to_have_text("Being worked out …")
+    assert "skip" not in (panel.frame.locator(".facts-line").text_content() or ""), "not known is not none"
+    panel.wait_until(lambda: bool(held), "the question for the events")
+    held.pop().continue_()
+    expect(panel.frame.locator(".lanes .mark[data-kind=skip]")).to_have_count(7)
+    expect(panel.frame.locator(".facts-line")).to_contain_text("7 skips")
+
+
+def test_a_long_record_tells_how_far_it_is_read(shared: TensorBoard, look: Look):
+    panel = look(shared)
+    held: list[Route] = []
+
+    with urllib.request.urlopen(f"{shared.url}data/plugin/tbnum/runs") as answer:
+        table = json.load(answer)
+    for row in table["runs"]:
+        row["steps_read"] = 20_000
+    panel.page.route("**/tbnum/run?*", lambda route: held.append(route))
+    panel.page.route("**/tbnum/runs", lambda route: route.fulfill(json=table))
+    panel.open("long")
+    expect(panel.frame.locator(".notice")).to_have_text("Reading long: 20,000 of 50,000 steps")
+    held.pop().continue_()
+    panel.drawn()
 
 
 def test_a_front_end_that_was_not_built_says_how_to_build_it(shared: TensorBoard, look: Look):

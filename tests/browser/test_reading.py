@@ -57,6 +57,43 @@ def test_a_step_is_held_by_key(shared: TensorBoard, look: Look):
     expect(chart).to_have_attribute("aria-valuetext", re.compile(r"Step 413.*Loss scale [\d,]+ \(.*\) \(÷ 2\)"))
 
 
+def test_a_held_step_is_copied_as_text(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    panel.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    copy = panel.frame.get_by_role("button", name="Copy step")
+    expect(copy).to_be_hidden()
+    panel.frame.get_by_label("Go to step").fill("412")
+    panel.frame.get_by_label("Go to step").press("Enter")
+    copy.click()
+    expect(panel.frame.get_by_role("button", name="Copied")).to_be_visible()
+    text = panel.page.evaluate("navigator.clipboard.readText()")
+    assert text.startswith("tbnum: step 412 of gpt/demo\nSkip (bad batch): ")
+    assert re.search(r"grad_norm +Infinity\n", text) and re.search(r"loss +\d", text)
+    assert "p.tbnum.pin=412" in text
+
+
+def test_a_touch_pad_zooms_by_a_pinch_and_moves_sideways(shared: TensorBoard, look: Look):
+    panel = look(shared).open("long").drawn()
+    plot = panel.frame.locator("[data-chart=norm] .u-over")
+    chart = panel.frame.locator("[data-chart=loss] .plot")
+    view = lambda: [int(chart.get_attribute(f"aria-value{end}") or 0) for end in ("min", "max")]  # noqa: E731
+    whole = view()
+    plot.hover(position={"x": 200, "y": 30})
+    panel.page.keyboard.down("Control")  # as browsers tell of a pinch
+    panel.page.mouse.wheel(0, -60)
+    panel.page.keyboard.up("Control")
+    panel.wait_until(lambda: view() != whole, "a zoom")
+    near = view()
+    assert whole[0] < near[0] and near[1] < whole[1]
+    panel.page.mouse.wheel(120, 0)
+    panel.wait_until(lambda: view() != near, "a move")
+    moved = view()
+    assert moved[0] > near[0] and moved[1] - moved[0] == near[1] - near[0]
+    panel.page.mouse.wheel(0, 200)  # plain scrolling is the page's own
+    panel.page.wait_for_timeout(50)
+    assert view() == moved
+
+
 def test_a_step_is_jumped_to_by_its_number(shared: TensorBoard, look: Look):
     panel = look(shared).open("long").drawn()
     panel.page.locator("iframe").focus()

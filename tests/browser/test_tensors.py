@@ -97,6 +97,21 @@ def test_a_drag_over_the_heat_map_zooms_the_charts(shared: TensorBoard, look: Lo
     expect(panel.frame.locator("#summary-heatmap")).to_contain_text(f"steps {start} to {end}")
 
 
+def test_a_held_step_stands_in_the_heat_map_as_in_the_charts(shared: TensorBoard, look: Look):
+    panel = look(shared).open("tensors", tensors="heatmap", pin="200").drawn()
+    heat_map(panel)
+    line = panel.frame.locator(".heat-pinned")
+    expect(line).to_be_visible()
+    scroller = panel.frame.locator(".heat-scroller").bounding_box()
+    plot = panel.frame.locator("[data-chart=loss] .u-over").bounding_box()
+    at = line.bounding_box()
+    assert scroller and plot and at
+    assert at["x"] == pytest.approx(plot["x"] + plot["width"] * 200 / 399, abs=2)
+    assert scroller["x"] < at["x"] < scroller["x"] + scroller["width"]
+    panel.frame.locator("[data-chart=loss] .plot").press("Escape")
+    expect(line).to_be_hidden()
+
+
 def test_modules_group_tensors_and_open_and_the_worst_come_first(shared: TensorBoard, look: Look):
     panel = look(shared).open("tensors", tensors="heatmap").drawn()
     scroller, summary = heat_map(panel), panel.frame.locator("#summary-heatmap")

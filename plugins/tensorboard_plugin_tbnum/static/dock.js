@@ -160,7 +160,7 @@ export class Dock {
       const mode = this.#mode;
       this.heatMap.show({
         names: overview.cells.rows, modes: MODES.filter((one) => tensors.columns.includes(one.column)), mode, cells: covers ? detail.cells : overview.cells,
-        range: overview.range, view: scene.view, geometry: scene.geometry, cursor: scene.cursor,
+        range: overview.range, view: scene.view, geometry: scene.geometry, cursor: scene.cursor, pinned: scene.pinned,
       });
     }
   }

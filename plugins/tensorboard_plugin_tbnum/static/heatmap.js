@@ -268,9 +268,10 @@ export class HeatMap {
     this.legend = element("div", "heat-legend");
     this.canvas = element("canvas", { "aria-hidden": "true" });
     this.cursorLine = element("div", { class: "heat-cursor", hidden: true });
+    this.pinnedLine = element("div", { class: "heat-cursor heat-pinned", hidden: true });
     this.selection = element("div", { class: "heat-selection", hidden: true });
     this.focusBox = element("div", { class: "heat-focus", hidden: true });
-    this.inner = element("div", "heat-inner", this.canvas, this.cursorLine, this.selection, this.focusBox);
+    this.inner = element("div", "heat-inner", this.canvas, this.pinnedLine, this.cursorLine, this.selection, this.focusBox);
     this.scroller = element("div", {
       class: "heat-scroller", tabindex: 0, role: "application", "aria-roledescription": "heat map", "aria-describedby": "summary-heatmap",
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
@@ -404,6 +405,7 @@ export class HeatMap {
       style: `left: ${geometry.left + ((tick - geometry.min) / (geometry.max - geometry.min)) * geometry.width}px`,
     }, labels[at])));
     this.#placeFocus();
+    this.#placeLine(this.pinnedLine, state.pinned);
     this.setCursor(state.cursor);
   }
 
@@ -411,11 +413,16 @@ export class HeatMap {
   setCursor(step) {
     if (!this.state) return;
     this.state.cursor = step;
-    const { min, max, width, left, xOf } = this.state.geometry;
-    const at = step === null ? -1 : (xOf(step) - min) / (max - min);
-    this.cursorLine.hidden = !(at >= 0 && at <= 1);
-    this.cursorLine.style.transform = `translateX(${left + at * width}px)`;
+    this.#placeLine(this.cursorLine, step);
     if (!this.table.hidden) this.#fillTable();
+  }
+
+  /** @param {HTMLElement} line @param {number | null} step */
+  #placeLine(line, step) {
+    const { min, max, width, left, xOf } = /** @type {HeatState} */ (this.state).geometry;
+    const at = step === null ? -1 : (xOf(step) - min) / (max - min);
+    line.hidden = !(at >= 0 && at <= 1);
+    line.style.transform = `translateX(${left + at * width}px)`;
   }
 
   #drawLegend() {

@@ -250,10 +250,10 @@ function filled(made, attributes, content) {
   return made;
 }
 
-/** A button that copies, and says for a moment whether it could. @param {string} label @param {string} title @param {() => string} text */
+/** A button that copies, and says for a moment whether it could. @param {string} label @param {string} title @param {() => string | Promise<string>} text */
 export function copyButton(label, title, text) {
   const made = button(label, title, async () => {
-    made.textContent = (await copyText(text())) ? "Copied" : "Not allowed here";
+    made.textContent = (await copyText(await text())) ? "Copied" : "Not allowed here";
     setTimeout(() => { made.textContent = label; }, 1600);
   });
   return made;

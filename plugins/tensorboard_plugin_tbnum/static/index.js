@@ -7,10 +7,10 @@
 import { Api, RouteError, Unreachable, exactLine } from "./api.js";
 import { CHARTS, Charts, TimeAxis, firstViews, formatViews, indexOfStep, neededColumns, parseViews } from "./charts.js";
 import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, statusOf } from "./format.js";
-import { addressOf, button, element, followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
+import { addressOf, button, copyButton, element, followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
 import { buildLanes, laneOf, lowerBound } from "./marks.js";
 import {
-  CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventText, eventsAt, listedEvents, notBuilt, problemState, runTitle, skipSummary,
+  CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventText, eventsAt, listedEvents, notBuilt, problemState, runTitle, skipSummary, stepText,
 } from "./view.js";
 
 /** @import { Series } from "./api.js" */
@@ -22,6 +22,7 @@ import {
 
 const POLL_SECONDS = 2;
 const SCANNING_POLL_SECONDS = 0.5;
+const HOW_FAR_SECONDS = 0.7;
 const SLOWEST_POLL_SECONDS = 15;
 const EVENT_ZOOM_STEPS = 120;
 const SMALLEST_ZOOM_STEPS = 8;
@@ -166,6 +167,10 @@ class Panel {
       if (event.key === "Enter" && /^\d+$/.test(wanted)) this.goToStep(Number(wanted));
     },
   });
+  copyStep = copyButton("Copy step", "Every value of the held step as text, for a bug report", async () => {
+    const { pin, run } = this.place;
+    return pin === null || run === null ? "" : stepText(run, await this.api.step(run, pin), addressOf(this.place));
+  });
   viewList = element("div", { class: "view-list", role: "group", "aria-label": "Views" });
   viewMenu = element("details", "menu", element("summary", { class: "small" }, "Views"), this.viewList);
   axisButtons = /** @type {["step", "time"]} */ (["step", "time"]).map((axis) => {
@@ -188,7 +193,7 @@ class Panel {
   #build(body) {
     this.runsButton.classList.add("runs-button");
     this.runsButton.setAttribute("aria-expanded", "false");
-    this.tensorsButton.hidden = true;
+    this.tensorsButton.hidden = this.copyStep.hidden = true;
     this.slider.value = String(this.smoothing);
     this.smoothingValue.textContent = this.smoothing.toFixed(2);
     this.content.append(
@@ -202,7 +207,7 @@ class Panel {
         element(
           "div", "tools", this.smoothingLabel,
           element("div", { class: "segmented", role: "group", "aria-label": "Horizontal axis" }, ...this.axisButtons),
-          this.stepField, this.findingsButton, this.tensorsButton, this.viewMenu, this.followButton, this.resetButton,
+          this.stepField, this.copyStep, this.findingsButton, this.tensorsButton, this.viewMenu, this.followButton, this.resetButton,
         ),
       ),
       this.problems, this.content, this.message, this.live,
@@ -304,7 +309,8 @@ class Panel {
 
   /** Fetches what is new of a run and draws it; events come when they do, as explaining takes longer than reading. @param {string} run @returns {Promise<boolean>} whether anything was new */
   async #load(run) {
-    const info = await this.api.run(run);
+    const told = this.loaded?.run === run ? 0 : setInterval(() => this.#sayHowFar(run), HOW_FAR_SECONDS * 1000);
+    const info = await this.api.run(run).finally(() => clearInterval(told));
     if (this.place.run !== run) return false;
     const old = this.loaded?.run === run ? this.loaded : null;
     const columns = this.#columns(info);
@@ -338,9 +344,17 @@ class Panel {
       this.#draw();
       this.#showStatus();
     }
-    const told = this.#told(run, await events);
+    const more = this.#told(run, await events);
     if (changed) this.#loadTensors();
-    return told || changed;
+    return more || changed;
+  }
+
+  /** A long record takes seconds to read: how much of it was. @param {string} run */
+  async #sayHowFar(run) {
+    const { runs } = await this.api.runs().catch(() => ({ runs: /** @type {RunRow[]} */ ([]) }));
+    const row = runs.find((one) => one.run === run);
+    if (this.place.run !== run || this.loaded || row?.steps_read == null || !row.steps) return;
+    this.#waiting(`Reading ${runTitle(run)}: ${formatCount(row.steps_read)} of ${counted(row.steps, "step")}`);
   }
 
   /** @param {string} run @param {EventsAnswer} answer @returns {boolean} whether it says anything new */
@@ -923,6 +937,7 @@ class Panel {
     }
     const total = loaded.lanes.reduce((sum, lane) => sum + lane.events.length, 0);
     this.eventList.show(this.listed, loaded.eventsAnswer ? total : null, this.selected);
+    this.copyStep.hidden = this.place.pin === null;
     this.resetButton.disabled = !this.place.zoom;
     this.followButton.setAttribute("aria-pressed", String(!this.place.zoom || this.following));
     for (const button of this.axisButtons) button.setAttribute("aria-pressed", String(button.dataset.axis === this.place.axis));

@@ -19,6 +19,8 @@ export type RunRow = {
   optimizers: string[] | null;
   ended: string | null;
   problems: number | null;
+  /** while its record is read for the first time */
+  steps_read: number | null;
 };
 
 export type RunTable = {
@@ -406,6 +408,7 @@ export type HeatState = {
   view: [number, number];
   geometry: Geometry;
   cursor: number | null;
+  pinned: number | null;
 };
 
 export type HeatMapCallbacks = {

@@ -389,12 +389,21 @@ export function eventText(run, event, step, address) {
   lines.push("", ...eventFacts(event).map(([name, value]) => `${name}: ${value.replaceAll("\n", ", ")}`));
   const faults = tensorsAtFault(event);
   if (faults.length) lines.push("", "Tensors at fault:", ...faults.map(({ name, nan, inf }) => `  ${name}${nan === null ? "" : `  NaN ${nan}  inf ${inf}`}`));
-  if (step && step.step === event.step) {
-    const width = Math.max(...Object.keys(step.values).map((name) => name.length));
-    lines.push("", "The step's record:", ...Object.entries(step.values).map(([name, value]) => `  ${name.padEnd(width)}  ${value ?? "unknown"}`));
-  }
+  if (step && step.step === event.step) lines.push("", ...recordText(step));
   lines.push("", address);
   return lines.join("\n");
+}
+
+/** Every value of a step in full, as text. @param {StepValues} step */
+function recordText({ values }) {
+  const width = Math.max(...Object.keys(values).map((name) => name.length));
+  return ["The step's record:", ...Object.entries(values).map(([name, value]) => `  ${name.padEnd(width)}  ${value ?? "unknown"}`)];
+}
+
+/** A step as text, for a bug report. @param {string} run @param {StepValues} step @param {string} address */
+export function stepText(run, step, address) {
+  const events = step.events.map(({ kind, cause, message }) => `${eventTitle(kind)}${cause ? ` (${words(cause)})` : ""}: ${message}`);
+  return [`tbnum: step ${step.step} of ${runTitle(run)}`, ...events, "", ...recordText(step), "", address].join("\n");
 }
 
 /** A small table of text. @param {string} caption @param {string[]} heads @param {(string | Node)[][]} rows */
