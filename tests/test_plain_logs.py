@@ -19,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
 from tbnum import cli
+from tbnum.log.event_file import EventFile
 from tbnum.log.record_file import file_version, frame
 from tbnum.log.tags import MAPPABLE
 from tensorboard_plugin_tbnum import runs as table
@@ -271,6 +272,24 @@ def test_tensors_as_tensorflow_2_writes_scalars_are_read_as_well(tmp_path):
     run = one(tmp_path)
     np.testing.assert_array_equal(run.steps["loss"], np.arange(10) / 2)
     assert run.meta["other_tags"] == [] and run.problems == []
+
+
+def test_a_record_is_read_the_same_at_a_glance_and_by_protobuf():
+    """Scalars as SummaryWriter writes them are not parsed as protos, which would take twice the time."""
+    quick, slow = (EventFile(Path("unread"), lambda tag: tag != "unwanted") for _ in range(2))
+    for step in [0, 1, 2, 127, 128, 300, 16_383, 16_384, 2**31, 2**40, 2**62]:
+        for number, tag in enumerate(("loss", "unwanted", "größe", "x" * 127, "y" * 128)):
+            event = event_pb2.Event(wall_time=1.7e9 + step, step=step)
+            event.summary.value.add(tag=tag, simple_value=math.nan if step == 2 else step / 3 + number)
+            if step == 127:  # two in one record
+                event.summary.value.add(tag="second", simple_value=1.0)
+            data = event.SerializeToString()
+            quick.take(data)
+            slow._parse(data)
+    assert quick.tags == slow.tags and quick.points.keys() == slow.points.keys() and len(quick.points) == 5
+    for tag, points in slow.points.items():
+        for one, other in zip(points.before(math.inf), quick.points[tag].before(math.inf), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_nothing_is_sampled_out(tmp_path):

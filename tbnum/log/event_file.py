@@ -6,6 +6,8 @@ damaged costs itself alone.
 
 from __future__ import annotations
 
+import re
+import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
@@ -60,7 +62,7 @@ class Points:
 class EventFile:
     """One event file: the points of the tags that are `wanted`, and the names of all its scalar tags.
 
-    About 3 us a scalar, wanted or not: a file of 100,000 steps with five tags takes 1.6 s when it is first read.
+    About 2.5 us a scalar, 1.5 us one that is not wanted: 100,000 steps with five tags take 1.2 s when first read.
     """
 
     def __init__(self, path: Place, wanted: Callable[[str], bool]) -> None:
@@ -74,6 +76,7 @@ class EventFile:
         self.tags: set[str] = set()
         self.restart: int | None = None  # the lowest step that a SessionLog.START named: older files end there
         self._no_scalars: set[str] = set()
+        self._plain: dict[bytes, Points | None] = {}  # of tags with simple values: None for those that are not wanted
         self._garbled = 0
         self._error: str | None = None
 
@@ -94,6 +97,21 @@ class EventFile:
 
     def take(self, data: bytes) -> None:
         """One record."""
+        found = _SIMPLE.match(data)
+        if found is not None:
+            begin = found.end()
+            end = begin + data[begin - 1]
+            if end + 5 == len(data) and data[end] == _SIMPLE_VALUE:
+                tag = data[begin:end]
+                if tag in self._plain:
+                    points = self._plain[tag]
+                    if points is not None:
+                        wall_time, value = _DOUBLE.unpack_from(data, 1)[0], _FLOAT.unpack_from(data, end + 1)[0]
+                        points.append(_varint(found[1]), value, wall_time)
+                    return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         try:
             event = event_pb2.Event.FromString(data)
         except Exception:  # DecodeError, whose class depends on protobuf's implementation
@@ -113,16 +131,20 @@ class EventFile:
         tag = value.tag
         points = self.points.get(tag)
         if points is None:
-            if tag in self.tags or tag in self._no_scalars:
-                if not self._wanted(tag):
-                    return
-            elif not _is_scalar(value):
-                self._no_scalars.add(tag)
+            if tag in self._no_scalars:
                 return
-            self.tags.add(tag)
+            if tag not in self.tags:
+                if not _is_scalar(value):
+                    self._no_scalars.add(tag)
+                    return
+                self.tags.add(tag)
             if not self._wanted(tag):
+                if value.HasField("simple_value"):
+                    self._plain[tag.encode()] = None
                 return
             points = self.points[tag] = Points()
+            if value.HasField("simple_value"):
+                self._plain[tag.encode()] = points
         number = value.simple_value if value.HasField("simple_value") else _number(value)
         if number is not None:
             points.append(event.step, number, event.wall_time)
@@ -134,6 +156,21 @@ class EventFile:
         if self._garbled:
             problems.append(f"{self._garbled} records in {name} are no events")
         return problems + ([self._error] if self._error else [])
+
+
+# A scalar as SummaryWriter writes it, up to its tag: wall_time, step (left out where it is 0), a summary of one value.
+_SIMPLE = re.compile(
+    rb"\x09.{8}(?:\x10([\x80-\xff]{0,8}[\x00-\x7f]))?\x2a[\x00-\x7f]\x0a[\x00-\x7f]\x0a[\x00-\x7f]", re.DOTALL
+)
+_SIMPLE_VALUE = 0x15  # the key of the field, a float, which then ends the record
+_DOUBLE, _FLOAT = struct.Struct("<d"), struct.Struct("<f")
+
+
+def _varint(data: bytes | None) -> int:
+    value = 0
+    for at, byte in enumerate(data or b""):
+        value |= (byte & 0x7F) << (7 * at)
+    return value
 
 
 def _is_scalar(value: event_pb2.Event) -> bool:
