@@ -130,6 +130,7 @@ def test_a_log_of_every_tenth_step_says_at_least_and_names_no_cause_that_it_cann
     assert (third.step, third.cause) == (230, "bad_batch") and "held for about" in third.message
     assert "loss" not in first.data  # that of step 50 is not that of 43 or 44
     assert run.totals.skipped_steps == 4
+    assert run.steps["updates"][[3, 4, -1]].tolist() == [40, 48, 296]  # steps that were not logged count too
 
 
 def test_a_megatron_step_that_was_skipped_without_a_lower_scale_is_known_by_its_missing_norm(tmp_path):

@@ -127,6 +127,8 @@ class Snapshot:
     """As `tensors`."""
     cells: CellCache = field(default_factory=CellCache)
     """What is kept in memory of `tensors`."""
+    ranks: Ranks | None = None
+    """What its ranks recorded, where there are several. None unless asked for."""
     derived: dict[str, np.ndarray] = field(default_factory=dict)
     """Columns that were worked out from `steps`, for the next question."""
 
@@ -254,7 +256,9 @@ class RunTable:
             rows = [self._entries[name].row() for name in sorted(self._entries)]
             return Listing(self._ready.is_set(), self.logdir, rows, dict(self._errors))
 
-    def snapshot(self, name: str, *, events: bool = False, findings: bool = False, tensors: bool = False) -> Snapshot:
+    def snapshot(
+        self, name: str, *, events: bool = False, findings: bool = False, tensors: bool = False, ranks: bool = False
+    ) -> Snapshot:
         """The run as it is on disk, or was at most a second ago; with its events and more if asked for.
 
         Waits only for who else reads the same run (and, before the first scan is through, a little for that). Events
@@ -265,6 +269,7 @@ class RunTable:
         with entry.lock:
             run = self._opened(entry)
             tables, histograms = (run.tensors, run.histograms) if tensors else (None, None)
+            of_ranks = run.ranks if ranks else None
             meta, problems = run.meta, list(run.problems)
             if not meta["sessions"]:
                 self._forget(entry)
@@ -301,6 +306,7 @@ class RunTable:
             tables,
             histograms,
             entry.cells,
+            of_ranks,
             derived,
         )
 
@@ -388,16 +394,22 @@ class RunTable:
             _search(root, found, plain, errors)
         known = {folder: self._glances.get(folder) or Glance(folder, self._tags) for folder in plain.values()}
         self._glances = known
-        self._list(found, {name: known[folder] for name, folder in plain.items() if known[folder].recognised}, errors)
+
+        def recognised() -> dict[str, Glance]:
+            return {name: known[folder] for name, folder in plain.items() if known[folder].recognised}
+
+        self._list(found, recognised(), errors)
+        listed = time.monotonic()
         for folder in plain.values():
+            if time.monotonic() - listed > FRESH_SECONDS:  # many of them: those that were looked at are shown
+                self._list(found, recognised(), errors)
+                listed = time.monotonic()
             try:
                 known[folder].look()
             except Exception as error:
                 logger.debug("tbnum: %s", folder, exc_info=True)
                 errors[str(folder)] = f"could not be read ({type(error).__name__}: {error})"
-        entries = self._list(
-            found, {name: known[folder] for name, folder in plain.items() if known[folder].recognised}, errors
-        )
+        entries = self._list(found, recognised(), errors)
         if self._tags:
             there = frozenset().union(*(glance.look().tags for glance in known.values()))
             missing = [missing_tag(column, tag, there) for column, tag in self._tags.items() if tag not in there]

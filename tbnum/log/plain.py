@@ -245,8 +245,9 @@ class PlainRun(Run):
 
     @property
     def steps(self) -> dict[str, np.ndarray]:
-        """The columns that tags could be mapped to; `skipped` only where the log can tell. Otherwise as `Run.steps`.
+        """The columns that tags could be mapped to. Otherwise as `Run.steps`.
 
+        `skipped` and `updates` (steps so far that were not skipped, unlogged ones too) only where the log can tell.
         Where a NaN was logged, `loss_logged` and `grad_norm_logged` tell it from a step that has none.
         """
         with self._loading():
@@ -345,6 +346,7 @@ class PlainRun(Run):
         columns.pop("skipped", None)
         if facts.skipped is not None:
             columns["skipped"] = facts.skipped
+            columns["updates"] = _updates(columns["step"], facts.events, numbering)
         for column in ("loss", "grad_norm"):
             if column in columns and (np.isnan(columns[column]) & logged[column]).any():
                 columns[column + LOGGED] = logged[column]
@@ -478,6 +480,16 @@ def _spacing(system: System, points: Mapping[str, _Joined]) -> tuple[int, Number
     if first == 0 or (usual > 1 and first % usual == usual - 1):
         return usual, Numbering(0)
     return usual, Numbering(1)
+
+
+def _updates(step: np.ndarray, events: Sequence[Event], numbering: Numbering) -> np.ndarray:
+    """(S,) steps so far that changed the parameters, those between two logged ones too: all but the skips."""
+    skips = np.zeros(len(step))
+    for event in events:
+        if event.kind == "skip":
+            skips[np.searchsorted(step, event.step)] += int(event.data.get("at_least", 1))
+    taken = (step - numbering.first) // numbering.unit + 1 - np.cumsum(skips)
+    return np.maximum.accumulate(np.maximum(taken, 0)) if len(step) else taken
 
 
 def _growth_interval(events: Sequence[Event], numbering: Numbering) -> int | None:
