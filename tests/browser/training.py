@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from tbnum.formats import BINS, FORMATS, INF, NAN, ZERO
 from tbnum.log.schema import Event, step_columns
@@ -24,7 +26,7 @@ class Recording:
     """A made-up training run with a loss scaler, step by step.
 
     `first_scale` overflows until it has come down to `held_scale`; it grows every `growth_interval` steps, and
-    overflows whenever it is above `held_scale`. Steps in `bad` overflow at any scale, with a loss spike; steps in
+    overflows whenever it is above `held_scale`. The loss falls to `floor`; `meta` is what the run tells of itself. Steps in `bad` overflow at any scale, with a loss spike; steps in
     `nan_loss` have a loss of NaN (and no skip, as without a scaler).
     """
 
@@ -40,7 +42,9 @@ class Recording:
         seconds_per_step: float = 0.25,
         start: float = START,
         length: int = 1000,
+        floor: float = 1.55,
         seed: int = 0,
+        **meta: Any,
     ) -> None:
         self.scale = first_scale
         self.held_scale = held_scale
@@ -50,23 +54,26 @@ class Recording:
         self.seconds_per_step = seconds_per_step
         self.start = start
         self.length = length
+        self.floor = floor
         self.step = 0
         self.since_change = 0
         self.skips = 0
         self._random = random.Random(seed)
         meta = {
+            "seed": seed,
             "format_version": 1,
             "session": f"recorded-{seed}",
             "start_time": start,
             "first_step": 0,
             "optimizers": {"optimizer": {"class": "AdamW", "groups": 1, "parameters": 52}},
             "scaler": {"init_scale": first_scale, "growth_factor": 2.0, "backoff_factor": 0.5},
+            **meta,
         }
         self.writer = LogWriter(folder, columns=COLUMNS, meta=meta)
 
     def _loss(self, step: int) -> float:
         decay = 4.1 * math.exp(-4.5 * step / self.length)
-        return 1.55 + decay + self._random.gauss(0, 0.05 + 0.03 * decay)
+        return self.floor + decay + self._random.gauss(0, 0.05 + 0.03 * decay)
 
     def advance(self, steps: int = 1) -> None:
         """Records the next steps and their events."""
@@ -218,3 +225,35 @@ def with_tensors(folder: Path, *, steps: int = 400, blocks: int = 4, start: floa
                 run.tensors(names)
             run.advance()
     return names
+
+
+SEEDS = (1, 2, 3)
+
+
+def sweep(root: Path, *, steps: int = 600) -> list[str]:
+    """Two settings with three seeds each, a longer run and one that is slower, all of which TensorBoard knows but
+    `elsewhere`. Their names, in the order in which TensorBoard lists them.
+
+    A setting's runs differ in the seed, in length and in when they skip.
+    """
+    known = []
+    for at, (name, floor) in enumerate((("lr1e-3", 1.55), ("lr3e-3", 1.9))):
+        for seed in SEEDS:
+            run = f"gpt/{name}/seed{seed}"
+            more = {"config": {"lr": name, "seed": seed}, "bad": range(100 * seed, 100 * seed + 5 * seed), "floor": floor}
+            with Recording(root / run, seed=10 * at + seed, length=steps, seconds_per_step=0.25, **more) as recording:
+                recording.held_scale = math.inf
+                recording.advance(steps - 50 * (seed - 1))
+            known.append(run)
+    for run, length, pace in (("gpt/long", 2 * steps, 0.25), ("gpt/slow", steps, 1.0)):
+        with Recording(root / run, seed=77, length=length, seconds_per_step=pace, config={"lr": run}) as recording:
+            recording.advance(length)
+        known.append(run)
+    for at, run in enumerate(known):
+        writer = EventFileWriter(str(root / run))
+        writer.add_event(event_pb2.Event(wall_time=START + at, step=0, summary=summary_pb2.Summary(
+            value=[summary_pb2.Summary.Value(tag="loss", simple_value=1.0)])))  # fmt: skip
+        writer.close()
+    with Recording(root / "elsewhere", seed=5, length=steps, config={"lr": "other"}, floor=2.3) as recording:
+        recording.advance(steps)
+    return known

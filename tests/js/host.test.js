@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { formatPlace, isOurs, nowhere, parsePlace } from "../../plugins/tensorboard_plugin_tbnum/static/host.js";
+import { formatPlace, isOurs, nowhere, parseFilter, parsePlace } from "../../plugins/tensorboard_plugin_tbnum/static/host.js";
 
 test("what is written into the address is read back", () => {
-  const place = { run: "gpt/seed 1&x=<b>#%", zoom: /** @type {[number, number]} */ ([120, 480]), axis: /** @type {const} */ ("time"), event: { step: 412, kind: "skip" }, views: "loss.log,norm*180,-scale", dock: "heatmap", pin: 77, column: "headroom/float16", tensor: "a.b&c" };
+  const place = { run: "gpt/seed 1&x=<b>#%", zoom: /** @type {[number, number]} */ ([120, 480]), axis: /** @type {const} */ ("time"), event: { step: 412, kind: "skip" }, views: "loss.log,norm*180,-scale", dock: "heatmap", pin: 77, column: "headroom/float16", tensor: "a.b&c", over: ["gpt/seed 2,3", "."], grouped: true };
   assert.deepEqual(parsePlace(formatPlace("#tbnum", place)), place);
   assert.deepEqual(parsePlace(formatPlace("", nowhere())), nowhere());
 });
@@ -24,4 +24,16 @@ test("nonsense in the address is passed over", () => {
 test("the address of another tab is left alone", () => {
   assert.ok(isOurs("") && isOurs("#tbnum") && isOurs("#tbnum&p.tbnum.run=a"));
   assert.ok(!isOurs("#scalars") && !isOurs("#timeseries&runSelectionState=x"));
+});
+
+test("what TensorBoard filters by is read from its address, wherever it put it, and nonsense filters nothing", () => {
+  const names = ["gpt/seed1", "gpt/seed2", "Other"];
+  const through = (search, hash) => names.filter(parseFilter(search, hash).lets);
+  assert.deepEqual(through("", "#tbnum"), names);
+  assert.deepEqual(through("?runFilter=seed%5B12%5D", "#tbnum"), ["gpt/seed1", "gpt/seed2"]);
+  assert.deepEqual(through("?darkMode=true", "#tbnum&regexInput=OTHER"), ["Other"]);
+  const boxes = encodeURIComponent(btoa(JSON.stringify({ "gpt/seed1": false, "gpt/seed2": true })));
+  assert.deepEqual(through("", `#tbnum&runSelectionState=${boxes}`), ["gpt/seed2", "Other"]);
+  assert.deepEqual(through("?runFilter=%28", "#tbnum&runSelectionState=%%%&regexInput=*"), names);
+  assert.equal(parseFilter("?runFilter=seed", `#tbnum&runSelectionState=${boxes}`).text, "seed, 1 unticked");
 });

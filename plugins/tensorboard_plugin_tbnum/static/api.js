@@ -140,6 +140,12 @@ export class Api {
     return this.#get("series", query, async (response) => new Series(await response.arrayBuffer()), signal);
   }
 
+  /** Runs on one x axis. @param {string[][]} lines runs of each @param {[string, string][]} query @param {AbortSignal} [signal] */
+  overlay(lines, query, signal) {
+    const asked = lines.map((runs) => /** @type {[string, string]} */ (["line", JSON.stringify(runs)]));
+    return this.#get("overlay", [...asked, ...query], async (response) => decodeArrays(await response.arrayBuffer()), signal);
+  }
+
   /**
    * @param {string} run @param {string} column
    * @returns {Promise<NonfiniteAnswer>}

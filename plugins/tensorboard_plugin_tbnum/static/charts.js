@@ -16,7 +16,8 @@ import { button, element, svg } from "./host.js";
 import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
 
 /** @import { Series } from "./api.js" */
-/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Geometry, Lane, LineSpec, Model, Pane, SeriesLike, Views, Plot, PlotBand, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
+/** @import { Overlay } from "./overlay.js" */
+/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Geometry, Lane, LineSpec, Model, Pane, SeriesLike, Values, Views, Plot, PlotBand, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
 
 /** Every view there is, in its first order. @type {ChartSpec[]} */
 export const CHARTS = [
@@ -139,7 +140,7 @@ export function smoothed(values, weight) {
 }
 
 /** @type {Record<Scale, (value: number) => number | null>} */
-const ONTO_AXIS = {
+export const ONTO_AXIS = {
   linear: (value) => (Number.isFinite(value) ? value : null),
   log2: (value) => (value > 0 && Number.isFinite(value) ? Math.log2(value) : null),
   log10: (value) => (value > 0 && Number.isFinite(value) ? Math.log10(value) : null),
@@ -150,11 +151,12 @@ const ONTO_AXIS = {
  *
  * @param {ChartSpec} spec
  * @param {SeriesLike} series
- * @param {{scale: Scale, prefix: string, smoothing: number, xOf: (step: number) => number}} options
+ * @param {{scale: Scale, prefix: string, smoothing: number, xOf: (step: number) => number, beside?: boolean}} options
+ *   `beside`: other runs are drawn too, so that single steps would cover them: plain lines are smoothed, what they were is faint
  * @returns {{data: (number | null)[][], edge: Edge}}
  *   `edge`: where the first line was not finite
  */
-export function plotData(spec, series, { scale, prefix, smoothing, xOf }) {
+export function plotData(spec, series, { scale, prefix, smoothing, xOf, beside = false }) {
   const { length } = series;
   const map = ONTO_AXIS[scale];
   const convert = (/** @type {ArrayLike<number>} */ values) => Array.from(values, map);
@@ -168,8 +170,9 @@ export function plotData(spec, series, { scale, prefix, smoothing, xOf }) {
     const column = lineOf(spec, line, series, prefix);
     const values = column ? convert((line.average && column.mean) || column.last) : nothing();
     const reduced = column !== null && !series.exact && line.only !== "last";
-    data.push(reduced ? convert(column.max) : nothing(), reduced && line.only !== "max" ? convert(column.min) : nothing());
-    const averaged = smoothing > 0 && (line.smooth || (reduced && !line.stepped && !line.dash && !line.sparse && !line.average));
+    const averaged = smoothing > 0 && (line.smooth || ((reduced || beside) && !line.stepped && !line.dash && !line.sparse && !line.average));
+    const raw = averaged && !reduced && !line.smooth ? values : nothing();
+    data.push(reduced ? convert(column.max) : raw, reduced && line.only !== "max" ? convert(column.min) : nothing());
     if (line.smooth) data.push(averaged && !reduced ? values : nothing()); // raw, behind; reduced, the band is that
     data.push(averaged ? smoothed(values, smoothing) : values);
   }
@@ -197,14 +200,15 @@ function nonfiniteEdge(spec, series, prefix) {
 
 /** Steps to seconds since the start and back, by what is known of when steps closed. A clock set back stands still. */
 export class TimeAxis {
-  /** @param {Series} series of the whole run */
-  constructor(series) {
-    this.steps = Float64Array.from(series.step);
+  /** @param {Series} series of the whole run @param {Values} [updates] to these in place of seconds: updates done by the end of each entry */
+  constructor(series, updates) {
+    this.steps = Float64Array.from(updates ? series.stepLast : series.step);
     this.seconds = new Float64Array(series.length);
-    const origin = series.wallTime[0] ?? 0;
+    const origin = updates ? 0 : series.wallTime[0] ?? 0;
+    const known = updates ?? series.wallTime;
     let latest = 0;
     for (let index = 0; index < series.length; index++) {
-      latest = Math.max(latest, series.wallTime[index] - origin);
+      latest = Math.max(latest, known[index] - origin);
       this.seconds[index] = latest;
     }
   }
@@ -220,11 +224,16 @@ export class TimeAxis {
   }
 }
 
-/** Linear between known points and beyond the outermost two. @param {Float64Array} from @param {Float64Array} to @param {number} at */
+/** Linear between known points; beyond them as from the first to the last. @param {Float64Array} from @param {Float64Array} to @param {number} at */
 function interpolated(from, to, at) {
   if (!from.length) return at;
   if (from.length === 1) return to[0];
-  const right = Math.max(1, Math.min(from.length - 1, lowerBound(from, at)));
+  const last = from.length - 1;
+  if ((at < from[0] || at > from[last]) && from[last] > from[0]) {
+    const end = at > from[last] ? last : 0;
+    return to[end] + ((at - from[end]) / (from[last] - from[0])) * (to[last] - to[0]);
+  }
+  const right = Math.max(1, Math.min(last, lowerBound(from, at)));
   const span = from[right] - from[right - 1];
   if (span <= 0) return to[right];
   return to[right - 1] + ((at - from[right - 1]) / span) * (to[right] - to[right - 1]);
@@ -262,6 +271,8 @@ export class Charts {
     this.colors = {};
     /** @type {number | null} */
     this.cursorStep = null;
+    /** Other runs in the same charts. @type {Overlay | null} */
+    this.overlay = null;
     this.lanes = svg("svg", { class: "lanes", role: "group", "aria-label": "Marks by kind" });
     /** @type {{lane: Lane, clusters: Cluster[]}[]} */
     this.clusters = [];
@@ -303,7 +314,7 @@ export class Charts {
       pane.plot = null;
       pane.made = [];
     }
-    this.root.replaceChildren(this.lanes, ...this.panes.flatMap((pane) => [pane.element, pane.grip]));
+    this.root.replaceChildren(this.lanes, ...(this.overlay ? [this.overlay.strip] : []), ...this.panes.flatMap((pane) => [pane.element, pane.grip]));
     if (focused instanceof HTMLElement && this.root.contains(focused)) focused.focus();
     this.resize();
   }
@@ -332,6 +343,35 @@ export class Charts {
       const column = lineOf(spec, line, series, prefix);
       return column ? [{ spec, line, column }] : [];
     }));
+  }
+
+  /** @param {Overlay} overlay */
+  setOverlay(overlay) {
+    this.overlay = overlay;
+    this.lanes.after(overlay.strip);
+  }
+
+  /** The view at a height of the window, the first where there is none. @param {number} y */
+  specAt(y) {
+    const found = this.panes.find(({ element: { offsetHeight }, element: box }) => y <= box.getBoundingClientRect().top + offsetHeight) ?? this.panes[0];
+    return found.spec;
+  }
+
+  /** As CSS takes it: beside other runs, a view's first line has its run's colour. @param {ChartSpec} spec @param {LineSpec} line */
+  #cssColor(spec, line) {
+    return this.overlay?.active && line === spec.lines[0] && spec !== TENSOR_CHART ? this.overlay.currentColor : `var(${line.color})`;
+  }
+
+  /** Beside other runs, a second plain line would be taken for one of theirs. @param {ChartSpec} spec @param {LineSpec} line */
+  #isLeftOut(spec, line) {
+    return !!this.overlay?.active && line !== spec.lines[0] && !line.dash && spec !== TENSOR_CHART;
+  }
+
+  /** @param {ChartSpec} spec @param {LineSpec} line @param {number} [alpha] */
+  #color(spec, line, alpha = 1) {
+    if (this.#isLeftOut(spec, line)) return "#0000";
+    const css = this.#cssColor(spec, line);
+    return withAlpha(css.startsWith("#") ? css : this.colors[line.color], alpha);
   }
 
   /** What a person changed of the views. @param {(views: Views) => void} change */
@@ -427,7 +467,8 @@ export class Charts {
     const before = this.model;
     this.model = model;
     if (model.axis !== before?.axis || model.overview !== before.overview) {
-      this.xAxis = model.axis === "time" ? new TimeAxis(model.overview) : STEPS_AXIS;
+      const updates = model.axis === "updates" ? model.overview.line("updates") : null;
+      this.xAxis = model.axis === "time" ? new TimeAxis(model.overview) : updates ? new TimeAxis(model.overview, updates.max) : STEPS_AXIS;
     }
     for (const { log, spec } of this.panes) log.setAttribute("aria-pressed", String(this.#scaleOf(spec) === "log10"));
     this.room = { width: this.root.clientWidth, height: this.root.clientHeight }; // once, before what is written makes reading dear
@@ -455,11 +496,12 @@ export class Charts {
     const { prefix, smoothing } = this.shown;
     const series = this.#seriesOf(pane.spec);
     const scale = this.#scaleOf(pane.spec);
-    const made = [series, scale, prefix, smoothing, this.xAxis];
+    const beside = !!this.overlay?.active;
+    const made = [series, scale, prefix, smoothing, this.xAxis, beside];
     const changed = made.some((part, at) => part !== pane.made[at]);
     if (changed) {
       const xOf = (/** @type {number} */ step) => this.xAxis.xOf(step);
-      Object.assign(pane, { made }, plotData(pane.spec, series, { scale, prefix, smoothing, xOf }));
+      Object.assign(pane, { made }, plotData(pane.spec, series, { scale, prefix, smoothing, xOf, beside }));
     }
     this.#describe(pane);
     return changed;
@@ -537,7 +579,7 @@ export class Charts {
       const head = /** @type {HTMLElement} */ (pane.element.firstElementChild);
       return sum + head.offsetHeight + parseFloat(getComputedStyle(pane.element).marginTop);
     }, 0);
-    const laneHeight = Number(this.lanes.getAttribute("height"));
+    const laneHeight = Number(this.lanes.getAttribute("height")) + (this.overlay?.stripHeight ?? 0);
     const { heights } = this.views;
     const given = this.panes.reduce((sum, { spec }) => sum + (heights.get(spec.id) ?? 0), 0);
     const total = this.room.height - heads - laneHeight - X_AXIS_HEIGHT - 10 - given - GRIP_HEIGHT * this.panes.length;
@@ -558,7 +600,6 @@ export class Charts {
     const { spec } = pane;
     const last = index === this.panes.length - 1;
     const color = (/** @type {string} */ name) => () => this.colors[name];
-    const faint = (/** @type {string} */ name, /** @type {number} */ alpha) => () => withAlpha(this.colors[name], alpha);
     const stepped = this.PlotClass.paths.stepped?.({ align: 1 });
 
     /** @type {PlotSeries[]} */
@@ -566,16 +607,18 @@ export class Charts {
     /** @type {PlotBand[]} */
     const bands = [];
     for (const line of spec.lines) {
+      const faint = (/** @type {number} */ alpha) => () => this.#color(spec, line, alpha);
+      const full = faint(1);
       // The upper edge alone: spikes are what it is for, and strokes are what a drawing costs most.
-      series.push({ stroke: faint(line.color, 0.45), width: 1, points: { show: false } }, { width: 0, points: { show: false } });
-      bands.push({ series: [series.length - 2, series.length - 1], fill: faint(line.color, 0.2) });
+      series.push({ stroke: faint(0.45), width: 1, points: { show: false } }, { width: 0, points: { show: false } });
+      bands.push({ series: [series.length - 2, series.length - 1], fill: faint(0.2) });
       /** @type {PlotSeries} */
       const drawn = {
-        stroke: color(line.color), width: line.width, dash: line.dash, spanGaps: line.sparse,
+        stroke: full, width: line.width, dash: line.dash, spanGaps: line.sparse,
         paths: line.stepped ? stepped : undefined,
-        points: { show: line.stepped || line.dash ? false : this.#showPoints, size: 5, filter: /** @type {any} */ (isolated), fill: color(line.color), stroke: color(line.color) },
+        points: { show: line.stepped || line.dash ? false : this.#showPoints, size: 5, filter: /** @type {any} */ (isolated), fill: full, stroke: full },
       };
-      if (line.smooth) series.push({ ...drawn, stroke: faint(line.color, 0.35), width: 1, points: { ...drawn.points, fill: faint(line.color, 0.5), stroke: faint(line.color, 0) } });
+      if (line.smooth) series.push({ ...drawn, stroke: faint(0.35), width: 1, points: { ...drawn.points, fill: faint(0.5), stroke: faint(0) } });
       series.push(drawn);
     }
 
@@ -631,6 +674,7 @@ export class Charts {
       },
       hooks: {
         drawClear: [(u) => this.#drawBands(u)],
+        drawAxes: [(u) => this.overlay?.drawLines(u, spec, this.#scaleOf(spec))],
         draw: [(u) => this.#drawn(u, pane)],
         setCursor: [(u) => this.#hovered(u)],
         setSelect: [(u) => this.#selected(u)],
@@ -654,6 +698,8 @@ export class Charts {
   /** @param {ChartSpec} spec @param {number | null} min @param {number | null} max @returns {[number, number]} */
   #yRange(spec, min, max) {
     const pane = /** @type {Pane} */ (this.panes.find((candidate) => candidate.spec === spec));
+    const others = this.overlay?.range(spec, this.#scaleOf(spec));
+    if (others) [min, max] = [Math.min(min ?? Infinity, others[0]), Math.max(max ?? -Infinity, others[1])];
     pane.empty = min === null || max === null;
     if (min === null || max === null) return spec.scale === "log2" ? [0, 4] : [0, 1];
     switch (this.#scaleOf(spec)) {
@@ -757,6 +803,7 @@ export class Charts {
     if (pane.empty) this.#drawNothing(plot, pane);
     if (pane !== this.panes[this.panes.length - 1] || this.panes.some(({ plot: other }) => !other)) return;
     this.#drawMarks();
+    this.overlay?.drawStrip(this.gutter, this.plotWidth);
     this.setCursor(this.cursorStep);
   }
 
@@ -863,7 +910,7 @@ export class Charts {
   #layoutLanes() {
     const { length } = this.#shownLanes();
     const height = String(length * LANE_HEIGHT + (length ? 6 : 0));
-    if (this.lanes.getAttribute("height") !== height) this.sizes = null;
+    if (this.overlay?.layStrip(this.gutter, this.plotWidth) || this.lanes.getAttribute("height") !== height) this.sizes = null;
     this.lanes.setAttribute("height", height);
     this.lanes.setAttribute("width", String(this.room.width));
   }
@@ -877,7 +924,7 @@ export class Charts {
     const [min, max] = this.#xRange();
     const lanes = this.#shownLanes();
     this.clusters = lanes.map((lane) => {
-      const positions = model.axis === "time" ? lane.steps.map((step) => this.xAxis.xOf(step)) : lane.steps;
+      const positions = model.axis !== "step" ? lane.steps.map((step) => this.xAxis.xOf(step)) : lane.steps;
       return { lane, clusters: cluster(positions, { min, max, width }) };
     });
     const key = JSON.stringify([width, curve.plot && areaOf(curve.plot).height, left, min, max, model.selected?.step, model.selected?.kind, model.series.header.version,
@@ -1026,17 +1073,18 @@ export class Charts {
     holder.setAttribute("aria-valuemax", String(to));
     const series = this.#seriesOf(spec);
     if (spec === TENSOR_CHART) pane.title.textContent = model.tensors.name;
-    const present = spec.lines.filter((line) => lineOf(spec, line, series, model.prefix));
+    const present = spec.lines.filter((line) => lineOf(spec, line, series, model.prefix) && !this.#isLeftOut(spec, line));
+    const own = this.#cssColor(spec, spec.lines[0]);
     const edge = pane.edge.step.some((step) => step >= from && step <= to);
-    const items = present.length > 1 || spec.optional ? present.map((line) => legendItem(line.label, `line${line.dash ? " dashed" : ""}`, `var(${line.color})`)) : [];
+    const items = present.length > 1 || spec.optional ? present.map((line) => legendItem(line.label, `line${line.dash ? " dashed" : ""}`, this.#cssColor(spec, line))) : [];
     if (spec.id === "loss" && model.smoothing > 0) {
-      items.push(legendItem("smoothed", "line", "var(--loss)"));
-      if (model.series.exact) items.push(legendItem("raw", "line faint", "var(--loss)"));
+      items.push(legendItem("smoothed", "line", own));
+      if (model.series.exact) items.push(legendItem("raw", "line faint", own));
     }
     if (spec.id === "clip" && present.length) items.push(legendItem(clippedText(model.series, model.prefix, from, to), "", ""));
-    if (!series.exact && present.length) items.push(legendItem(`min to max of ${formatCount(series.bucketSteps)} steps`, "band", `var(${spec.lines[0].color})`));
+    if (!series.exact && present.length) items.push(legendItem(`min to max of ${formatCount(series.bucketSteps)} steps`, "band", own));
     if (edge) items.push(legendItem("▲ ∞  ✕ NaN", "", "", "nonfinite-key"));
-    const text = items.map((item) => item.textContent).join();
+    const text = own + items.map((item) => item.textContent).join();
     if (legend.dataset.text !== text) {
       legend.dataset.text = text;
       this.sizes = null;
@@ -1067,7 +1115,7 @@ export class Charts {
     if (low > high) return `${where}: no finite value.`;
     const skips = model.lanes.find((lane) => lane.kind.id === "skip")?.steps ?? [];
     const inView = lowerBound(skips, to + 1) - lowerBound(skips, from);
-    return `${where}: from ${format(first)} to ${format(last)}, lowest ${format(low)}, highest ${format(high)}; ${counted(inView, "skip")}.`;
+    return `${where}: from ${format(first)} to ${format(last)}, lowest ${format(low)}, highest ${format(high)}; ${counted(inView, "skip")}.${this.overlay?.summary(spec, this.#scaleOf(spec)) ?? ""}`;
   }
 
   /** The texts that describe what is in view, one a chart. */
@@ -1078,7 +1126,7 @@ export class Charts {
   /** What is written below the x axis of the last chart. @param {number} index of the chart */
   #xLabel(index) {
     if (index < this.panes.length - 1) return undefined;
-    return this.model?.axis === "time" ? "Time since the first step" : "Step";
+    return { step: "Step", time: "Time since the first step", updates: "Updates done, skipped steps left out" }[this.model?.axis ?? "step"];
   }
 }
 

@@ -33,6 +33,12 @@ export function formatCompact(value) {
   return String(value);
 }
 
+/** Five digits, zeros at the end too, so that numbers below each other align. @param {number | null | undefined} value */
+export function formatAligned(value) {
+  const size = Math.abs(value ?? NaN);
+  return value != null && size >= 1e-3 && size < 1e5 && !Number.isInteger(value) ? value.toPrecision(5).replace("-", MINUS) : formatNumber(value);
+}
+
 /**
  * A measured value to six significant digits, the most that a float32 carries faithfully.
  * @param {number | null | undefined} value

@@ -14,7 +14,7 @@ const DOCKS = ["heatmap", "histogram", "findings", "values", "runs"];
 
 /** @returns {Place} */
 export function nowhere() {
-  return { run: null, zoom: null, axis: "step", event: null, views: null, dock: null, pin: null, column: null, tensor: null };
+  return { run: null, zoom: null, axis: "step", event: null, views: null, dock: null, pin: null, column: null, tensor: null, over: [], grouped: false };
 }
 
 /** @param {string} hash of TensorBoard's page, `#tbnum&p.tbnum.run=gpt` @returns {Place} */
@@ -34,7 +34,13 @@ export function parsePlace(hash) {
         break;
       }
       case "x":
-        place.axis = value === "time" ? "time" : "step";
+        place.axis = value === "time" || value === "updates" ? value : "step";
+        break;
+      case "over":
+        if (!place.over.includes(value)) place.over.push(value);
+        break;
+      case "seeds":
+        place.grouped = value === "grouped";
         break;
       case "views":
         place.views = value;
@@ -68,7 +74,9 @@ export function formatPlace(hash, place) {
   const put = (/** @type {string} */ name, /** @type {string} */ value) => parts.push(`${PREFIX}${name}=${encodeURIComponent(value)}`);
   if (place.run !== null) put("run", place.run);
   if (place.zoom) put("steps", `${place.zoom[0]}-${place.zoom[1]}`);
-  if (place.axis === "time") put("x", "time");
+  if (place.axis !== "step") put("x", place.axis);
+  for (const run of place.over) put("over", run);
+  if (place.grouped) put("seeds", "grouped");
   if (place.views) put("views", place.views);
   if (place.pin !== null) put("pin", String(place.pin));
   if (place.dock) put("tensors", place.dock);
@@ -184,13 +192,58 @@ export function followTheme(changed) {
   set(query.matches);
 }
 
+/** @type {MessagePort | null} to TensorBoard */
+let host = null;
+/** @type {(runs: string[]) => void} */
+let hearRuns = () => {};
+
+/** @param {(runs: string[]) => void} heard called with the runs that TensorBoard knows, in its order, now and when they change */
+export function onHostRuns(heard) {
+  hearRuns = heard;
+  host?.postMessage(JSON.stringify({ type: "experimental.GetRuns", id: 0, payload: null, error: null, isReply: false }));
+}
+
+/**
+ * What TensorBoard's own pages filter runs by: in time series an expression in its address, in the others one
+ * in the hash, and boxes. What cannot be read is no filter.
+ * @param {string} search @param {string} hash @returns {{text: string, lets: (run: string) => boolean}}
+ */
+export function parseFilter(search, hash) {
+  const inHash = new URLSearchParams(hash.replace(/^#/, ""));
+  const texts = [new URLSearchParams(search).get("runFilter"), inHash.get("regexInput")].filter((text) => text);
+  /** @type {Record<string, boolean>} */
+  let boxes = {};
+  const tests = texts.flatMap((text) => {
+    try {
+      return [new RegExp(String(text), "i")];
+    } catch {
+      return [];
+    }
+  });
+  try {
+    boxes = JSON.parse(atob(inHash.get("runSelectionState") ?? "e30="));
+  } catch {
+    // Not as TensorBoard writes it.
+  }
+  const off = Object.values(boxes).filter((on) => on === false).length;
+  const said = [...tests.map(({ source }) => source), ...(off ? [`${off} unticked`] : [])];
+  return { text: said.join(", "), lets: (run) => boxes[run] !== false && tests.every((test) => test.test(run)) };
+}
+
+export function hostFilter() {
+  const { location } = page();
+  return parseFilter(location.search, location.hash);
+}
+
 /** @param {() => void} reload called when TensorBoard's reload button or its automatic reload fires */
 export function onReload(reload) {
   if (window.parent === window) return;
   const { port1, port2 } = new MessageChannel();
+  host = port1;
   port1.addEventListener("message", (message) => {
     try {
-      const { type, id, isReply } = JSON.parse(message.data);
+      const { type, id, payload, isReply } = JSON.parse(message.data);
+      if (Array.isArray(payload)) hearRuns(payload.map(String)); // the answer to GetRuns, or RunsChanged
       if (isReply) return;
       port1.postMessage(JSON.stringify({ type, id, payload: null, error: null, isReply: true }));
       if (type === "experimental.DataReloaded") reload();

@@ -7,15 +7,17 @@
 import { Api, RouteError, Unreachable, exactLine } from "./api.js";
 import { CHARTS, Charts, TimeAxis, firstViews, formatViews, indexOfStep, neededColumns, parseViews } from "./charts.js";
 import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, statusOf } from "./format.js";
-import { addressOf, button, copyButton, element, followTheme, nowhere, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
+import { addressOf, button, copyButton, element, followTheme, hostFilter, nowhere, onHostRuns, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
 import { buildLanes, laneOf, lowerBound } from "./marks.js";
 import {
-  CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventText, eventsAt, listedEvents, notBuilt, problemState, runTitle, skipSummary, stepText,
+  CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventText, eventsAt, isPlain, listedEvents, notBuilt, problemState, runTitle, skipSummary,
+  stepText,
 } from "./view.js";
 
 /** @import { Series } from "./api.js" */
 /** @import { Dock } from "./dock.js" */
 /** @import { FindingsTable } from "./findings.js" */
+/** @import { Overlay } from "./overlay.js" */
 /** @import { RunsTable } from "./runs.js" */
 /** @import { ValuesTable } from "./values.js" */
 /** @import { EventsAnswer, Loaded, Model, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer, Values, Views } from "./types.js" */
@@ -96,6 +98,10 @@ class Panel {
     this.values = null;
     /** @type {RunsTable | null} */
     this.runsTable = null;
+    /** @type {Overlay | null} */
+    this.overlay = null;
+    /** Of runs, TensorBoard's own. */
+    this.filter = hostFilter();
     /** @type {TbnumEvent[]} */
     this.listed = [];
     /** @type {unknown[]} */
@@ -173,14 +179,18 @@ class Panel {
   });
   viewList = element("div", { class: "view-list", role: "group", "aria-label": "Views" });
   viewMenu = element("details", "menu", element("summary", { class: "small" }, "Views"), this.viewList);
-  axisButtons = /** @type {["step", "time"]} */ (["step", "time"]).map((axis) => {
-    const [label, title] = axis === "step" ? ["Step", "By step"] : ["Time", "By time since the first step"];
-    const made = button(label, title, () => { this.place.axis = axis; this.#keepPlace(); this.#draw(); });
+  axisButtons = /** @type {Place["axis"][]} */ (["step", "time", "updates"]).map((axis) => {
+    const [label, title] = { step: ["Step", "By step"], time: ["Time", "By time since the first step"], updates: ["Updates", "By updates done: skipped steps are left out"] }[axis];
+    const made = button(label, title, () => this.#align(axis));
     made.dataset.axis = axis;
     return made;
   });
 
-  runList = new RunList((run) => { this.#openRuns(false); this.chooseRun(run); });
+  runList = new RunList({
+    choose: (run) => { this.#openRuns(false); this.chooseRun(run); }, toggle: (run) => this.toggleRun(run),
+    table: () => { this.#openRuns(false); this.openDock(this.place.dock === "runs" ? null : "runs"); },
+    filtered: () => this.#draw(),
+  });
   eventList = new EventList((event) => this.select(event, true));
   card = new EventCard({
     close: () => this.select(null, false), go: (by) => this.#neighbour(by),
@@ -280,7 +290,8 @@ class Panel {
       this.place.run = (mostInteresting(table.runs) ?? table.runs[0]).run;
       this.#keepPlace();
     }
-    this.runList.show(table, this.place.run);
+    this.filter = hostFilter();
+    this.#listRuns();
     const loaded = await early;
     const { run } = this.place;
     if (run === null) {
@@ -296,6 +307,10 @@ class Panel {
     }
     const changed = (asked === run && loaded) || (await this.#load(run));
     this.#showStatus();
+    if (table !== before && this.place.over.length) {
+      this.#draw();
+      this.overlay?.ask(true);
+    }
     return changed || table !== before;
   }
 
@@ -375,7 +390,8 @@ class Panel {
 
   /** What is asked for of a run. @param {RunInfo} info */
   #columns(info) {
-    return neededColumns([...info.columns, ...info.derived], this.#prefix(info), this.views.hidden);
+    const columns = neededColumns([...info.columns, ...info.derived], this.#prefix(info), this.views.hidden);
+    return this.place.axis === "updates" ? [...columns, "updates"] : columns;
   }
 
   // ---- Tensors
@@ -454,7 +470,7 @@ class Panel {
     }
     if (tab === "runs" && !this.runsTable) {
       const { RunsTable } = await import("./runs.js");
-      this.runsTable ??= new RunsTable(this.api, { close: () => this.openDock(null), choose: (run) => this.chooseRun(run) });
+      this.runsTable ??= new RunsTable(this.api, { close: () => this.openDock(null), choose: (run) => this.chooseRun(run), toggle: (run) => this.toggleRun(run), draw: () => this.#draw() });
     }
     const tables = { findings: this.findings, values: this.values, runs: this.runsTable, heatmap: this.dock, histogram: this.dock };
     const shown = tab && tables[tab];
@@ -536,7 +552,10 @@ class Panel {
   /** @param {string} run */
   chooseRun(run) {
     if (run === this.place.run && this.loaded) return;
-    this.place = { ...nowhere(), run, axis: this.place.axis, views: this.place.views, dock: this.place.dock, column: this.place.column };
+    const { axis, views, dock, column, over, grouped } = this.place;
+    // One that is in the charts already changes places with the current one.
+    const others = over.map((one) => (one === run && this.place.run ? this.place.run : one));
+    this.place = { ...nowhere(), run, axis, views, dock, column, grouped, over: others };
     this.tensors = { headroom: null, tensor: null, name: null };
     this.tensorsAsked = "";
     this.selected = null;
@@ -544,9 +563,72 @@ class Panel {
     this.following = false;
     this.optimizer = 0;
     this.#keepPlace();
-    this.runList.show(/** @type {RunTable} */ (this.table), run);
+    this.#listRuns();
     this.#waiting(`Loading ${runTitle(run)} …`);
     this.#reload();
+  }
+
+  /** Puts a run into the charts beside the current one, or takes it out. @param {string} run */
+  toggleRun(run) {
+    if (run === this.place.run) return;
+    const { over } = this.place;
+    const out = over.includes(run);
+    this.#setOthers(out ? over.filter((one) => one !== run) : [...over, run]);
+    this.#announce(`${runTitle(run)} is ${out ? "no longer" : "now"} in the charts, with ${this.place.over.length} beside ${runTitle(this.place.run ?? "")}.`);
+  }
+
+  /** @param {string[]} runs */
+  #setOthers(runs) {
+    this.place.over = runs;
+    this.#listRuns();
+    this.#draw();
+    this.#keepPlace();
+  }
+
+  /** What the x axis counts. @param {Place["axis"]} axis */
+  #align(axis) {
+    this.place.axis = axis;
+    this.#keepPlace();
+    if (axis === "updates" && this.loaded && !this.loaded.overview.line("updates")) this.#reload(); // they come with the series
+    else this.#draw();
+  }
+
+  #listRuns() {
+    if (!this.table) return;
+    const { place, overlay, filter } = this;
+    this.runList.show(this.table, place.run, { over: new Set(place.over), colorOf: (run) => (place.over.length && overlay ? overlay.colorOf(run) : ""), filter });
+  }
+
+  /** Says what is to be drawn beside the current run. Its module is loaded when it is first needed. */
+  #beside() {
+    const { loaded, charts, table, place } = this;
+    if (!loaded || !charts || !table) return;
+    if (!this.overlay) {
+      if (place.over.length) this.#loadOverlay();
+      return;
+    }
+    const prefix = this.#prefix(loaded.info);
+    const columns = charts.panes.filter(({ spec }) => spec.id !== "tensor").map(({ spec }) => (spec.ofOptimizer ? prefix : "") + spec.lines[0].column);
+    this.overlay.show({
+      current: loaded.run, others: place.over.filter((run) => run !== loaded.run), grouped: place.grouped, axis: place.axis, rows: table.runs, lets: (run) => this.runList.lets(run),
+      prefix, columns: [...columns, "skipped"], smoothing: this.smoothing, buckets: this.buckets, zoomed: place.zoom !== null,
+      range: () => [charts.geometry.min, charts.geometry.max],
+    });
+  }
+
+  async #loadOverlay() {
+    const { Overlay } = await import("./overlay.js");
+    if (this.overlay || !this.charts) return;
+    const overlay = (this.overlay = new Overlay(this.api, {
+      draw: () => this.#draw(), redraw: () => this.charts?.recolor(), failed: (error) => this.#failed(error), choose: (run) => this.chooseRun(run),
+      remove: (runs) => this.#setOthers(this.place.over.filter((run) => !runs.includes(run))),
+      group: (grouped) => { this.place.grouped = grouped; this.#draw(); this.#keepPlace(); this.#announce(); },
+    }));
+    this.charts.setOverlay(overlay);
+    this.legend.element.after(overlay.bar);
+    onHostRuns((runs) => { overlay.know(runs); this.#listRuns(); });
+    this.#listRuns();
+    this.#draw();
   }
 
   #reload() {
@@ -589,6 +671,7 @@ class Panel {
       return;
     }
     this.place = { ...place, run: this.place.run };
+    this.#listRuns();
     const views = formatViews(this.views);
     this.place.views = views || null;
     if (place.views !== null && place.views !== views) this.setViews(parseViews(place.views));
@@ -596,16 +679,17 @@ class Panel {
     this.selected = place.event ? this.#find(place.event) : null;
     if (place.zoom) this.place.zoom = this.#clamped(...place.zoom);
     this.#askForDetail();
-    this.#draw();
+    this.#align(place.axis);
   }
 
   /** First and last step; an event may be on disk before its step, or come after the last one. @returns {[number, number]} */
   #extent() {
     const { overview, lanes } = /** @type {Loaded} */ (this.loaded);
     const { first_step: first, last_step: last } = overview.header;
+    const others = this.overlay?.extent?.map((x) => Math.max(0, this.charts?.xAxis.stepOf(x) ?? 0)) ?? [];
     return [
-      Math.min(first ?? 0, ...lanes.map(({ steps }) => steps[0])),
-      Math.max(last ?? 0, ...lanes.map(({ steps }) => steps[steps.length - 1])),
+      Math.floor(Math.min(first ?? 0, ...lanes.map(({ steps }) => steps[0]), ...others)),
+      Math.ceil(Math.max(last ?? 0, ...lanes.map(({ steps }) => steps[steps.length - 1]), ...others)),
     ];
   }
 
@@ -744,7 +828,9 @@ class Panel {
     if (!this.loaded || !this.charts) return;
     const { overview, lanes, info } = this.loaded;
     const series = this.#series();
-    const text = this.cursorCard.show(step, this.steps.get(step) ?? this.#known(step), {
+    const known = step > (overview.header.last_step ?? 0) ? { run: "", version: "", step, values: {}, events: [] } : this.steps.get(step) ?? this.#known(step);
+    const text = this.cursorCard.show(step, known, {
+      beside: this.#valuesBeside(step, known),
       prefix: this.#prefix(info),
       elapsed: new TimeAxis(series.exact ? series : overview).xOf(step) + (series.exact ? series.wallTime[0] - overview.wallTime[0] : 0),
       events: eventsAt(lanes, step, lowerBound),
@@ -753,6 +839,19 @@ class Panel {
     });
     this.charts.setCursorText(text);
     this.#placeCard();
+  }
+
+  /** What the other runs have at the cursor, in the view that it is over. @param {number} step @param {StepValues | null} known */
+  #valuesBeside(step, known) {
+    const { overlay, charts, loaded } = this;
+    if (!overlay?.active || !charts || !loaded) return null;
+    const focused = charts.panes.find(({ holder }) => holder === document.activeElement && holder.matches(":focus-visible"));
+    const spec = focused?.spec ?? charts.specAt(this.pointerY);
+    const name = (spec.ofOptimizer ? this.#prefix(loaded.info) : "") + spec.lines[0].column;
+    const series = this.#series();
+    const at = indexOfStep(series, step);
+    const own = known?.values[name] ?? (spec.ofTensors || at < 0 ? null : series.line(name)?.last[at]);
+    return overlay.valuesAt(charts.xAxis.xOf(step), spec, typeof own === "number" ? own : null);
   }
 
   /** Holds a step, so that others are shown with their difference from it; the same step again, or null, lets go. @param {number | null} step */
@@ -912,6 +1011,7 @@ class Panel {
   #draw() {
     const { loaded, charts } = this;
     if (!loaded || !charts) return;
+    this.#beside();
     const view = this.place.zoom ?? this.#extent();
     this.legend.show(loaded.lanes, this.hidden);
     charts.show({
@@ -919,8 +1019,9 @@ class Panel {
       axis: this.place.axis, smoothing: this.smoothing, tensors: this.tensors, prefix: this.#prefix(loaded.info), selected: this.selected,
       pinned: this.place.pin,
     });
+    this.overlay?.ask();
     if (this.place.dock === "runs") {
-      this.runsTable?.show(this.table?.runs ?? []);
+      this.runsTable?.show((this.table?.runs ?? []).filter(({ run }) => this.runList.lets(run)), loaded.run, new Set(this.place.over), (run) => this.overlay?.colorOf(run) ?? "");
     } else if (this.place.dock === "values") {
       this.values?.show(charts.lines, this.#series(), view);
     } else if (this.place.dock === "findings") {
@@ -936,6 +1037,7 @@ class Panel {
       this.listed = listedEvents(loaded.lanes, this.hidden);
     }
     const total = loaded.lanes.reduce((sum, lane) => sum + lane.events.length, 0);
+    this.eventList.known = loaded.info.columns.includes("skipped");
     this.eventList.show(this.listed, loaded.eventsAnswer ? total : null, this.selected);
     this.copyStep.hidden = this.place.pin === null;
     this.resetButton.disabled = !this.place.zoom;
@@ -976,7 +1078,8 @@ class Panel {
     if (!loaded) return;
     const { steps } = loaded.overview.header;
     const facts = [counted(steps, "step")];
-    if (loaded.eventsAnswer) facts.push(skipSummary(loaded.eventsAnswer.events, steps));
+    if (loaded.eventsAnswer) facts.push(skipSummary(loaded.eventsAnswer.events, steps, loaded.info.columns.includes("skipped")));
+    if (isPlain(row)) facts.unshift("inferred from TensorBoard scalars");
     if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
     if (row.last_wall_time != null && row.first_wall_time != null) facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
     if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));

@@ -1,9 +1,9 @@
-/** The runs in one table, and how the settings of two of them differ. Loaded when it is opened. */
+/** The runs in one table, which of them are in the charts, and how the settings of two differ. Loaded when it is opened. */
 
-import { formatCount, formatNumber, formatScaleShort, formatShare, statusOf } from "./format.js";
+import { Api } from "./api.js";
+import { counted, formatAligned, formatCount, formatScaleShort, formatShare, statusOf } from "./format.js";
 import { element } from "./host.js";
 
-/** @import { Api } from "./api.js" */
 /** @import { RunRow } from "./types.js" */
 
 /**
@@ -23,50 +23,151 @@ export function differences(first, second) {
     .map((path) => /** @type {[string, string, string]} */ ([path, a.get(path) ?? "–", b.get(path) ?? "–"])).filter(([, x, y]) => x !== y);
 }
 
+/** @type {[id: string, title: string, of: ((run: RunRow) => string | number | null) | null][]} what runs are sorted by */
+const COLUMNS = [
+  ["shown", "Show", null],
+  ["run", "Run", (run) => run.run],
+  ["status", "Status", (run) => run.last_wall_time],
+  ["steps", "Steps", (run) => run.steps],
+  ["skipped", "Skipped", (run) => (run.steps && run.skipped_steps != null ? run.skipped_steps / run.steps : null)],
+  ["scale", "Last scale", (run) => run.last_loss_scale],
+  ["loss", "Best loss", (run) => run.best_loss],
+  ["findings", "Findings", (run) => run.findings && (run.findings.error ?? 0) * 1e6 + (run.findings.warning ?? 0) * 1e3 + (run.findings.info ?? 0)],
+  ["compare", "Compare", null],
+];
+
+/** Rows in the order of a column; what is not known comes last, whichever way. @param {RunRow[]} runs @param {string} column @param {boolean} down */
+export function sortedRuns(runs, column, down) {
+  const of = COLUMNS.find(([id]) => id === column)?.[2];
+  if (!of) return runs;
+  const names = new Intl.Collator(undefined, { numeric: true });
+  return [...runs].sort((a, b) => {
+    const [x, y] = [of(a), of(b)];
+    if (x === null || y === null) return Number(x === null) - Number(y === null);
+    const order = typeof x === "string" ? names.compare(x, String(y)) : x - Number(y);
+    return (down ? -order : order) || names.compare(a.run, b.run);
+  });
+}
+
+/** @param {Record<string, number> | null} findings by severity */
+export function findingsText(findings) {
+  if (!findings) return "…";
+  const parts = ["error", "warning"].filter((severity) => findings[severity]).map((severity) => counted(findings[severity], severity));
+  return parts.join(", ") || "none";
+}
+
 export class RunsTable {
-  /** @param {Api} api @param {{close: () => void, choose: (run: string) => void}} callbacks */
+  /** @param {Api} api @param {{close: () => void, choose: (run: string) => void, toggle: (run: string) => void, draw: () => void}} callbacks */
   constructor(api, callbacks) {
     this.api = api;
+    /** One of its own, so that what it asks for pushes nothing out of what the charts keep. */
+    this.counting = new Api(api.base, api.fetcher);
     this.callbacks = callbacks;
-    this.drawn = "";
+    this.sort = { column: "run", down: false };
+    /** @type {RunRow[]} */
+    this.runs = [];
+    /** @type {Map<string, {key: string, row: HTMLTableRowElement}>} */
+    this.drawn = new Map();
+    /** @type {Map<string, number | null>} steps that a run had when its findings were asked for */
+    this.counted = new Map();
+    this.isCounting = false;
     /** @type {string[]} at most two, the one chosen last at the end */
     this.compared = [];
     this.body = element("tbody");
     this.result = element("div", { class: "runs-differences", role: "status" });
-    const heads = ["Compare", "Run", "Status", "Steps", "Skipped", "Last scale", "Best loss"];
+    this.heads = COLUMNS.map(([id, title, of]) => element("th", { scope: "col", "data-column": id }, of ? element("button", { class: "sort", type: "button", onclick: () => this.#sortBy(id) }, title) : title));
     const close = element("button", { class: "icon-button", type: "button", "aria-label": "Close the runs", title: "Close", onclick: () => callbacks.close() }, "✕");
+    this.scroller = element(
+      "div", { class: "findings-scroller", tabindex: 0, role: "region", "aria-label": "Table of runs", onscroll: () => this.#count() },
+      element("table", "findings-table runs-table", element("thead", {}, element("tr", {}, ...this.heads)), this.body), this.result,
+    );
     this.element = element(
       "section", { class: "dock", "aria-label": "Comparison of runs" },
-      element("header", "dock-head", element("h2", {}, "Runs"), element("p", "dock-message", "Choose two to see how their settings differ."), close),
-      element(
-        "div", { class: "findings-scroller", tabindex: 0, role: "region", "aria-label": "Table of runs" },
-        element("table", "findings-table", element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))), this.body), this.result,
-      ),
+      element("header", "dock-head", element("h2", {}, "Runs"), element("p", "dock-message", "Show puts a run into the charts. Choose two to compare, to see how their settings differ."), close),
+      this.scroller,
     );
   }
 
-  /** @param {RunRow[]} runs */
-  show(runs) {
-    const drawn = JSON.stringify(runs);
-    if (drawn === this.drawn) return;
-    this.drawn = drawn;
+  /** @param {RunRow[]} runs @param {string} current @param {Set<string>} over those in the charts beside it @param {(run: string) => string} colorOf */
+  show(runs, current, over, colorOf) {
+    this.runs = runs;
     const now = Date.now() / 1000;
-    this.body.replaceChildren(...runs.map((run) => {
-      const box = element("input", { type: "checkbox", "aria-label": `Compare ${run.run}`, onchange: () => this.#compare(run.run, box.checked) });
-      box.checked = this.compared.includes(run.run);
-      const name = element("button", { class: "link", type: "button", onclick: () => this.callbacks.choose(run.run) }, run.run === "." ? "(logdir)" : run.run);
-      const skipped = run.steps ? `${formatCount(run.skipped_steps)} (${formatShare(run.skipped_steps ?? 0, run.steps)})` : "–";
-      return element(
-        "tr", {}, element("td", {}, box), element("td", {}, name), element("td", {}, statusOf(run, now).text), element("td", "number", formatCount(run.steps)),
-        element("td", "number", skipped), element("td", "number", formatScaleShort(run.last_loss_scale)), element("td", "number", formatNumber(run.best_loss)),
-      );
-    }));
+    for (const [at, [id]] of COLUMNS.entries()) this.heads[at].setAttribute("aria-sort", id !== this.sort.column ? "none" : this.sort.down ? "descending" : "ascending");
+    const rows = sortedRuns(runs, this.sort.column, this.sort.down).map((run) => {
+      const shown = run.run === current || over.has(run.run);
+      const color = shown ? colorOf(run.run) : "";
+      const key = JSON.stringify([run, shown, current === run.run, color, statusOf(run, now).text]);
+      const known = this.drawn.get(run.run);
+      if (known?.key === key) return known.row;
+      const row = this.#row(run, { current: run.run === current, shown, color, now });
+      this.drawn.set(run.run, { key, row });
+      return row;
+    });
+    if (rows.length !== this.body.children.length || rows.some((row, at) => row !== this.body.children[at])) {
+      const focused = /** @type {HTMLElement | null} */ (this.body.contains(document.activeElement) ? document.activeElement : null)?.getAttribute("aria-label");
+      this.body.replaceChildren(...rows);
+      if (focused) /** @type {HTMLElement | null} */ (this.body.querySelector(`[aria-label="${CSS.escape(focused)}"]`))?.focus();
+    }
+    this.#count();
+  }
+
+  /** @param {RunRow} run @param {{current: boolean, shown: boolean, color: string, now: number}} how */
+  #row(run, { current, shown, color, now }) {
+    const name = run.run === "." ? "(logdir)" : run.run;
+    const show = element("input", { type: "checkbox", "aria-label": `Show ${run.run}`, disabled: current, onchange: () => this.callbacks.toggle(run.run) });
+    show.checked = shown;
+    const compare = element("input", { type: "checkbox", "data-run": run.run, "aria-label": `Compare ${run.run}`, onchange: () => this.#compare(run.run, compare.checked) });
+    compare.checked = this.compared.includes(run.run);
+    const skipped = run.steps && run.skipped_steps != null ? `${formatCount(run.skipped_steps)} (${formatShare(run.skipped_steps ?? 0, run.steps)})` : "–";
+    const findings = element("span", run.findings?.error ? "bad" : "", findingsText(run.findings));
+    return element(
+      "tr", current ? "current" : "", element("td", {}, show),
+      element("td", {}, element("span", { class: "swatch", style: `--color: ${color || "transparent"}` }), element("button", { class: "link", type: "button", onclick: () => this.callbacks.choose(run.run) }, name)),
+      element("td", {}, statusOf(run, now).text), element("td", "number", formatCount(run.steps)), element("td", "number", skipped),
+      element("td", "number", formatScaleShort(run.last_loss_scale)), element("td", "number", formatAligned(run.best_loss)), element("td", "number", findings), element("td", {}, compare),
+    );
+  }
+
+  /** @param {string} column */
+  #sortBy(column) {
+    this.sort = { column, down: this.sort.column === column ? !this.sort.down : !["run", "loss"].includes(column) };
+    this.callbacks.draw();
+  }
+
+  /** Has the findings of the runs in sight counted, one run after another. */
+  async #count() {
+    if (this.isCounting) return;
+    this.isCounting = true;
+    try {
+      for (let next = this.#uncounted(); next; next = this.#uncounted()) {
+        this.counted.set(next.run, next.steps);
+        const answer = await this.counting.findings(next.run).catch(() => null);
+        if (!answer) continue;
+        /** @type {Record<string, number>} */
+        const told = {};
+        for (const { severity } of answer.findings) told[severity] = (told[severity] ?? 0) + 1;
+        next.findings = told;
+        this.callbacks.draw();
+      }
+    } finally {
+      this.isCounting = false;
+    }
+  }
+
+  /** The first run in sight whose findings were not asked for since it went on. */
+  #uncounted() {
+    const { top, bottom } = this.scroller.getBoundingClientRect();
+    return this.runs.find((run) => {
+      if (run.steps === null || this.counted.get(run.run) === run.steps) return false;
+      const box = this.drawn.get(run.run)?.row.getBoundingClientRect();
+      return box && box.height > 0 && box.bottom > top && box.top < bottom;
+    });
   }
 
   /** @param {string} run @param {boolean} on */
   async #compare(run, on) {
     this.compared = [...this.compared.filter((one) => one !== run), ...(on ? [run] : [])].slice(-2);
-    this.body.querySelectorAll("input").forEach((box) => { box.checked = this.compared.some((one) => box.getAttribute("aria-label") === `Compare ${one}`); });
+    for (const box of /** @type {NodeListOf<HTMLInputElement>} */ (this.body.querySelectorAll("input[data-run]"))) box.checked = this.compared.includes(box.dataset.run ?? "");
     const [first, second] = this.compared;
     if (second === undefined) return this.result.replaceChildren();
     try {

@@ -18,7 +18,14 @@ export type RunRow = {
   sessions: number | null;
   optimizers: string[] | null;
   ended: string | null;
+  /** "tensorboard": read from plain scalars, what it says of skips is inferred */
+  source?: string;
   problems: number | null;
+  /** by severity; null until they were asked for */
+  findings: Record<string, number> | null;
+  seed: unknown;
+  /** equal for runs that differ in the seed alone */
+  setting: string | null;
   /** while its record is read for the first time */
   steps_read: number | null;
 };
@@ -215,7 +222,7 @@ export type Model = {
   hidden: Set<string>;
   /** steps */
   view: [number, number];
-  axis: "step" | "time";
+  axis: Alignment;
   smoothing: number;
   /** of the columns of the optimizer that is shown */
   prefix: string;
@@ -268,7 +275,11 @@ export type Place = {
   run: string | null;
   /** steps, inclusive; null: the whole run */
   zoom: [number, number] | null;
-  axis: "step" | "time";
+  axis: Alignment;
+  /** runs beside `run` in the charts */
+  over: string[];
+  /** whether runs of one setting are drawn as their mean */
+  grouped: boolean;
   /** the selected one */
   event: { step: number; kind: string } | null;
   /** as `formatViews` writes them; null: as this browser remembers them */
@@ -281,6 +292,58 @@ export type Place = {
   column: string | null;
   /** the chosen tensor */
   tensor: string | null;
+};
+
+// ---- Several runs
+
+/** What the x axis counts. */
+export type Alignment = "step" | "time" | "updates";
+
+/** What is to be in the charts beside the current run. */
+export type OverlayScene = {
+  current: string;
+  others: string[];
+  grouped: boolean;
+  axis: Alignment;
+  rows: RunRow[];
+  /** what TensorBoard's filter lets through */
+  lets: (run: string) => boolean;
+  prefix: string;
+  columns: string[];
+  smoothing: number;
+  buckets: number;
+  zoomed: boolean;
+  /** the x in view */
+  range: () => [number, number];
+};
+
+/** One line: a run, or runs of one setting. */
+export type OverlayLine = {
+  runs: string[];
+  /** whether any of them skipped a step */
+  skips: boolean;
+  /** of a bucket, in the server's unit of x; 1: each x for itself */
+  size: number;
+  colors: string[];
+  dash: number[];
+  /** x of the ends; null without steps */
+  first: number | null;
+  last: number | null;
+  /** x where each bucket begins, and of its middle */
+  start: Values;
+  x: Values;
+  of: (column: string, kind: string) => Values | null;
+  /** by chart and axis */
+  made: Map<string, { values: (number | null)[] | null; bands: { low: any; high: any; alpha: number }[]; raw: Values | null }>;
+};
+
+export type OverlayCallbacks = {
+  draw: () => void;
+  redraw: () => void;
+  choose: (run: string) => void;
+  remove: (runs: string[]) => void;
+  group: (grouped: boolean) => void;
+  failed: (error: unknown) => void;
 };
 
 /** What is known of the chosen run. */

@@ -8,7 +8,7 @@ import { eventAt } from "./charts.js";
 import {
   counted, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare, statusOf, words,
 } from "./format.js";
-import { copyButton, element } from "./host.js";
+import { button, copyButton, element } from "./host.js";
 import { icon, LANES, laneOf } from "./marks.js";
 
 /** @import { Lane, LaneKind, RunRow, RunTable, StepValues, TbnumEvent } from "./types.js" */
@@ -16,11 +16,13 @@ import { icon, LANES, laneOf } from "./marks.js";
 /** A list of which only the rows in sight exist, however long it is; a listbox by keyboard and for screen readers. */
 export class RowList {
   /**
-   * @param {{label: string, rowHeight: number, key: (index: number) => unknown, draw: (index: number, row: HTMLElement) => void, choose: (index: number) => void}} options
+   * @param {{label: string, rowHeight: number, key: (index: number) => unknown, draw: (index: number, row: HTMLElement) => void, choose: (index: number) => void, toggle?: (index: number) => void}} options
+   *   `toggle`: by the O key, or a click on what has `data-tick`
    *   `key`: a row whose key is the same as before is left as it is, so that nothing changes under a pointer
    */
-  constructor({ label, rowHeight, key, draw, choose }) {
+  constructor({ label, rowHeight, key, draw, choose, toggle }) {
     this.key = key;
+    this.toggle = toggle;
     this.rowHeight = rowHeight;
     this.draw = draw;
     this.choose = choose;
@@ -34,7 +36,8 @@ export class RowList {
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
       onclick: (/** @type {MouseEvent} */ event) => {
         const row = /** @type {HTMLElement} */ (event.target).closest("[data-index]");
-        if (row instanceof HTMLElement) this.#pick(Number(row.dataset.index));
+        const tick = /** @type {HTMLElement} */ (event.target).closest("[data-tick]");
+        if (row instanceof HTMLElement) (tick && toggle ? toggle : (/** @type {number} */ index) => this.#pick(index))(Number(row.dataset.index));
       },
     }, this.inner);
     this.element.addEventListener("scroll", () => this.#render(), { passive: true });
@@ -136,24 +139,36 @@ export class RowList {
     } else if ((event.key === "Enter" || event.key === " ") && this.active >= 0) {
       event.preventDefault();
       this.#pick(this.active);
+    } else if (event.key.toLowerCase() === "o" && this.active >= 0 && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      this.toggle?.(this.active);
     }
   }
 }
 
 /** The runs, with a field to search them where they are many. */
 export class RunList {
-  /** @param {(run: string) => void} choose */
-  constructor(choose) {
+  /** @param {{choose: (run: string) => void, toggle: (run: string) => void, table: () => void, filtered: () => void}} callbacks `toggle`: whether a run is in the charts beside the current one */
+  constructor({ choose, toggle, table, filtered }) {
     this.title = element("h2", {}, "Runs");
+    this.tableButton = button("Compare", "Runs as a table, and how their settings differ", table);
+    this.filterText = element("span");
+    this.filterNote = element("p", { class: "run-filter", hidden: true }, this.filterText, button("Show all", "Leave TensorBoard's filter aside", () => { this.asideFrom = this.filter.text; this.#filter(); filtered(); }));
+    /** What TensorBoard filters by was left aside. */
+    this.asideFrom = "";
+    this.filter = { text: "", lets: (/** @type {string} */ run) => run !== null };
+    /** @type {Set<string>} in the charts beside the chosen one */
+    this.over = new Set();
+    this.colorOf = (/** @type {string} */ run) => run && "";
     this.search = searchField("Find a run", () => this.#filter());
     this.errors = element("div", "run-errors");
     this.list = new RowList({
       label: "Runs", rowHeight: 52,
-      key: (index) => `${JSON.stringify(this.shown[index])} ${statusOf(this.shown[index], Date.now() / 1000).text}`,
-      draw: (index, row) => drawRun(this.shown[index], row),
+      key: (index) => `${JSON.stringify(this.shown[index])} ${statusOf(this.shown[index], Date.now() / 1000).text} ${this.#tick(this.shown[index].run)}`,
+      draw: (index, row) => drawRun(this.shown[index], row, this.#tick(this.shown[index].run)),
       choose: (index) => choose(this.shown[index].run),
+      toggle: (index) => toggle(this.shown[index].run),
     });
-    this.element = element("nav", { class: "runs", "aria-label": "Runs" }, this.title, this.search, this.list.element, this.errors);
+    this.element = element("nav", { class: "runs", "aria-label": "Runs" }, element("header", "runs-head", this.title, this.tableButton), this.search, this.filterNote, this.list.element, this.errors);
     /** @type {RunRow[]} */
     this.runs = [];
     /** @type {RunRow[]} */
@@ -162,9 +177,21 @@ export class RunList {
     this.chosen = null;
   }
 
-  /** @param {RunTable} table @param {string | null} chosen */
-  show(table, chosen) {
+  /** Whether TensorBoard's filter, where it is heard, lets a run through. @param {string} run */
+  lets(run) {
+    return this.filter.text === this.asideFrom || this.filter.lets(run);
+  }
+
+  /** How a run is ticked, and in which colour. @param {string} run */
+  #tick(run) {
+    return this.runs.length < 2 ? "" : `${run === this.chosen ? "chosen" : this.over.has(run) ? "on" : "off"} ${this.over.has(run) || run === this.chosen ? this.colorOf(run) : ""}`;
+  }
+
+  /** @param {RunTable} table @param {string | null} chosen @param {{over: Set<string>, colorOf: (run: string) => string, filter: {text: string, lets: (run: string) => boolean}}} more */
+  show(table, chosen, { over, colorOf, filter }) {
+    Object.assign(this, { over, colorOf, filter });
     this.runs = table.runs;
+    this.tableButton.hidden = table.runs.length < 2;
     this.chosen = chosen;
     this.title.textContent = table.runs.length > 1 ? `Runs (${formatCount(table.runs.length)})` : "Runs";
     this.search.hidden = table.runs.length < 8;
@@ -174,9 +201,18 @@ export class RunList {
 
   #filter() {
     const parts = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    this.shown = this.search.hidden ? this.runs : this.runs.filter((row) => parts.every((part) => row.run.toLowerCase().includes(part)));
+    const kept = this.runs.filter(({ run }) => run === this.chosen || this.lets(run));
+    this.filterNote.hidden = kept.length === this.runs.length;
+    this.filterText.textContent = `TensorBoard's filter hides ${counted(this.runs.length - kept.length, "run")}`;
+    this.filterText.title = this.filter.text;
+    this.shown = this.search.hidden ? kept : kept.filter((row) => parts.every((part) => row.run.toLowerCase().includes(part)));
     this.list.show(this.shown.length, this.shown.findIndex((row) => row.run === this.chosen));
   }
+}
+
+/** Whether a run never used tbnum: what it says of skips is inferred. @param {{source?: string}} run */
+export function isPlain(run) {
+  return run.source === "tensorboard";
 }
 
 /** How a run is called where people read it: `.` is the logdir itself. @param {string} run */
@@ -184,20 +220,27 @@ export function runTitle(run) {
   return run === "." ? "(logdir)" : run;
 }
 
-/** @param {RunRow} run @param {HTMLElement} row */
-function drawRun(run, row) {
+/** @param {RunRow} run @param {HTMLElement} row @param {string} tick */
+function drawRun(run, row, tick) {
+  const [how, color = ""] = tick.split(" ");
   const { state, text } = statusOf(run, Date.now() / 1000);
-  row.title = `${runTitle(run.run)}: ${text}`;
-  const facts = run.steps == null ? ["reading …"] : [
+  row.title = `${runTitle(run.run)}: ${text}${isPlain(run) ? ", inferred from TensorBoard scalars" : ""}`;
+  const facts = run.steps == null ? [isPlain(run) ? "TensorBoard scalars" : "reading …"] : [
     `${formatCompact(run.steps)} ${run.steps === 1 ? "step" : "steps"}`,
-    counted(run.skipped_steps ?? 0, "skip"),
+    run.skipped_steps == null ? "skips unknown" : counted(run.skipped_steps, "skip"),
     run.last_loss_scale == null ? "" : `scale ${formatScaleShort(run.last_loss_scale)}`,
   ];
   row.append(
-    element("span", "run-name", element("span", { class: `dot ${state}`, title: text }), element("span", "run-text", runTitle(run.run))),
+    element("span", "run-name", element("span", { class: `dot ${state}`, title: text }), element("span", "run-text", runTitle(run.run)), ...(how ? [
+      element("span", { class: `run-tick ${how}`, "data-tick": "", style: color && `--color: ${color}`, title: how === "chosen" ? "The current run" : "In the charts beside the current run (O)" }),
+      ...(how === "on" ? [element("span", "visually-hidden", "in the charts")] : []),
+    ] : [])),
     element("span", "run-facts", ...facts.map((one) => element("span", {}, one))),
   );
 }
+
+const NOTHING_SO_FAR = "No skip, no change of the scale, nothing to report so far.";
+const NOTHING_KNOWN = "Nothing is known of skips: the log has no loss scale. If it is under a tag of its own, start TensorBoard with --tbnum_map loss_scale=TAG.";
 
 /** The events of a run, filtered by the legend's kinds and by words. */
 export class EventList {
@@ -235,13 +278,16 @@ export class EventList {
     this.#filter();
   }
 
+  /** Whether the log can tell of skips: plain scalars may lack a loss scale. */
+  known = true;
+
   #filter() {
     const parts = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     this.shown = parts.length ? this.events.filter((event) => matches(event, parts)) : this.events;
     const all = this.shown.length === this.total ? "" : ` of ${formatCount(this.total)}`;
     this.title.textContent = this.total === null ? "Events" : `Events (${formatCount(this.shown.length)}${all})`;
     this.nothing.hidden = this.shown.length > 0;
-    this.nothing.textContent = this.total === null ? "Being worked out …" : this.total ? "No event matches the filter." : "No skip, no change of the scale, nothing to report so far.";
+    this.nothing.textContent = this.total === null ? "Being worked out …" : this.total ? "No event matches the filter." : this.known ? NOTHING_SO_FAR : NOTHING_KNOWN;
     this.list.element.hidden = this.shown.length === 0;
     this.list.show(this.shown.length, this.selected ? this.shown.indexOf(this.selected) : -1);
   }
@@ -534,11 +580,11 @@ export class CursorCard {
   /**
    * @param {number} step
    * @param {StepValues | null} known null while it is being fetched
-   * @param {{prefix: string, elapsed: number | null, events: TbnumEvent[], bucket: string | null, pinned: StepValues | null}} more
+   * @param {{prefix: string, elapsed: number | null, events: TbnumEvent[], bucket: string | null, pinned: StepValues | null, beside: {element: HTMLElement, text: string, many: boolean} | null}} more
    *   `pinned`: the step that this one is held against
    * @returns {string} the same as one line of text
    */
-  show(step, known, { prefix, elapsed, events, bucket, pinned }) {
+  show(step, known, { prefix, elapsed, events, bucket, pinned, beside }) {
     const value = (/** @type {string} */ name) => /** @type {any} */ (known ? known.values[name] ?? null : undefined);
     const own = (/** @type {string} */ name) => value(prefix + name);
     const other = (/** @type {string} */ name) => /** @type {any} */ (pinned && pinned.step !== step ? pinned.values[name] : undefined);
@@ -560,14 +606,15 @@ export class CursorCard {
     ];
     this.element.replaceChildren(
       element("header", {}, element("strong", {}, `Step ${formatCount(known?.step ?? step)}`), element("span", {}, formatElapsed(elapsed))),
-      factTable(rows),
+      ...(beside ? [beside.element] : []),
+      ...(beside?.many ? [] : [factTable(rows)]),
       ...events.slice(0, 3).map(({ kind, cause }) => element("p", "cursor-event", icon(laneKind(kind)), eventTitle(kind) + (cause ? `: ${words(cause)}` : ""))),
       ...(bucket ? [element("p", "cursor-bucket", bucket)] : []),
       ...(pinned && pinned.step !== step ? [element("p", "cursor-bucket", `Differences are from step ${formatCount(pinned.step)}, ${counted(Math.abs(step - pinned.step), "step")} ${step > pinned.step ? "before" : "after"}`)] : []),
     );
     this.element.classList.toggle("skipped", skipped === true);
     this.element.hidden = false;
-    return `Step ${formatCount(step)}, ${rows.map(([name, text]) => `${name} ${text}`).join(", ")}`;
+    return `Step ${formatCount(step)}, ${beside ? `${beside.text}; ` : ""}${rows.map(([name, text]) => `${name} ${text}`).join(", ")}`;
   }
 
   /** Beside the cursor, within the window. @param {number} x @param {number} y of the window */
@@ -609,14 +656,17 @@ export class Legend {
   }
 }
 
-/** What a run's skips were, in a line: "7 skips (0.01 %): 5 scale warmup, 2 bad batch". @param {TbnumEvent[]} events @param {number} steps */
-export function skipSummary(events, steps) {
+/** What a run's skips were, in a line: "7 skips (0.01 %): 5 scale warmup, 2 bad batch". `known`: whether the log can tell. @param {TbnumEvent[]} events @param {number} steps @param {boolean} [known] */
+export function skipSummary(events, steps, known = true) {
   const skips = events.filter((event) => event.kind === "skip");
-  if (!skips.length) return "no skips";
+  if (!skips.length) return known ? "no skips" : "skips unknown";
   /** @type {Map<string, number>} */
   const causes = new Map();
-  for (const { cause } of skips) causes.set(cause ?? "unknown", (causes.get(cause ?? "unknown") ?? 0) + 1);
+  for (const { cause, data } of skips) causes.set(cause ?? "unknown", (causes.get(cause ?? "unknown") ?? 0) + Number(data.at_least ?? 1));
   const parts = [...causes].sort((a, b) => b[1] - a[1]).map(([cause, count]) => `${formatCount(count)} ${words(cause)}`);
+  if (skips[0].data.inferred) {
+    return `at least ${counted([...causes.values()].reduce((sum, count) => sum + count, 0), "skip")}: ${parts.join(", ")}`;
+  }
   return `${counted(skips.length, "skip")} (${formatShare(skips.length, steps)}): ${parts.join(", ")}`;
 }
 
