@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
 
@@ -69,9 +70,7 @@ def new_scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
 
 
-def trainer(
-    folder: Path, callbacks: Sequence[Any] = (), with_scaler: bool = True, report_to: str = "none", **settings: Any
-) -> Any:
+def trainer(folder: Path, callbacks: Iterable[Any] = (), with_scaler: bool = True, **settings: Any) -> Any:
     """On a CPU Accelerate makes no scaler by itself."""
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
@@ -83,7 +82,7 @@ def trainer(
         learning_rate=LR,
         lr_scheduler_type="constant",
         fp16=with_scaler,
-        report_to=report_to,
+        report_to="none",
         logging_steps=1,
         disable_tqdm=True,
         **{"save_strategy": "no", **settings},
@@ -168,21 +167,18 @@ def test_a_training_is_recorded_as_the_plain_loop_is_and_is_bitwise_the_one_with
     assert "gpt.transformer.wte.weight" in run.meta["parameters"]
 
 
+@pytest.mark.parametrize("ours_first", [False, True])
 def test_with_its_tensorboard_callback_there_is_one_event_file_and_both_write_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ours_first: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "run"))
-    trainer(tmp_path, [NumericsCallback(scalar_interval=1)], report_to="tensorboard").train()
+    """Of the two callbacks either may open or close its files first."""
+    theirs = transformers.integrations.TensorBoardCallback(SummaryWriter(str(tmp_path / "run")))
+    callbacks = [theirs, NumericsCallback(tmp_path / "run" if ours_first else None, scalar_interval=1)]
+    trainer(tmp_path, reversed(callbacks) if ours_first else callbacks).train()
     assert len(list((tmp_path / "run").glob("*tfevents*"))) == 1 and not (tmp_path / "tbnum").exists()
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     assert len(events.Scalars("tbnum/grad_norm")) == len(events.Scalars("train/loss")) == STEPS
     assert len(run_of(tmp_path / "run").steps["step"]) == STEPS
-
-    late = trainer(tmp_path, [], report_to="none")  # TensorBoard's callback may come after
-    late.add_callback(NumericsCallback(tmp_path / "run"))
-    late.add_callback(transformers.integrations.TensorBoardCallback())
-    late.train()
-    assert len(list((tmp_path / "run").glob("*tfevents*"))) == 2  # one for each training
 
 
 def test_without_a_tensorboard_callback_the_record_is_in_the_output_folder(tmp_path: Path) -> None:

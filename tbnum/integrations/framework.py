@@ -9,7 +9,7 @@ from types import ModuleType
 
 __all__ = ["OLDEST", "framework"]
 
-OLDEST = {"lightning": "2.4", "transformers": "4.46", "accelerate": "1.0"}  # as in pyproject.toml
+OLDEST = {"lightning": "2.4", "transformers": "4.51", "accelerate": "1.0"}  # as in pyproject.toml
 
 
 def framework(extra: str, *modules: str) -> ModuleType:
