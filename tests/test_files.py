@@ -189,6 +189,27 @@ def test_the_panel_reads_urls(recorded, memory, monkeypatch):
     assert header["rows"] == list(NAMES)
 
 
+def test_what_a_listing_says_has_not_changed_is_not_asked_for_again(recorded, memory, monkeypatch):
+    monkeypatch.setattr(table.RunTable, "start", table.RunTable.scan)
+    put(memory, recorded, "/bucket")
+    panel = Panel("memory://bucket")  # type: ignore[arg-type]
+    panel.json("runs")
+    asked: list[str] = []
+    cat_file = type(memory).cat_file
+    monkeypatch.setattr(
+        type(memory), "cat_file", lambda *given, **named: asked.append(given[1]) or cat_file(*given, **named)
+    )
+    panel.plugin._runs.scan()
+    assert asked == []
+    log = open_log(recorded / "deep" / "er", first_step=10)
+    append(log, range(10, 20))
+    log.close()
+    put(memory, recorded, "/bucket")
+    panel.plugin._runs.scan()
+    assert {row["run"]: row["steps"] for row in panel.json("runs")["runs"]} == {"deep/er": 20, "gpt": 50}
+    assert asked and all(path.startswith("/bucket/deep/er/") for path in asked)
+
+
 def test_a_real_tensorboard_shows_runs_behind_a_url(recorded):
     with tensorboard(f"file://{recorded}") as address:  # type: ignore[arg-type]
         deadline = time.monotonic() + 60

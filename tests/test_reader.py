@@ -214,7 +214,7 @@ def test_a_run_without_steps_has_its_columns_empty(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert set(run.steps) == set(COLUMNS)
     assert all(len(values) == 0 for values in run.steps.values())
-    assert run.totals == Totals(sessions=1, ended="closed")
+    assert str(run.totals) == str(Totals(sessions=1, ended="closed"))  # unknowns are NaN, which equals nothing
 
 
 # -- sessions
@@ -391,7 +391,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
     (logdir / "a" / "b" / "up").symlink_to(logdir, target_is_directory=True)
     (logdir / "self").symlink_to(logdir / "self")
     (logdir / "gone").symlink_to(tmp_path / "gone")
-    runs, unreadable, _ = find_runs(logdir)
+    runs, unreadable, *_ = find_runs(logdir)
     assert list(runs) == ["linked/run"]
     assert [path.name for path, _ in unreadable] in ([], ["self"])
 

@@ -222,6 +222,7 @@ class RunTable:
         self._explain = explain
         self._find_all = find
         self._tags = dict(tags or {})  # by column, of runs that never used tbnum
+        self._sizes: dict[str, Sequence[tuple[str, int]]] = {}  # of files behind URLs, as last listed
         self._glances: dict[Place, Glance] = {}  # of their folders, and of those without anything to show
         self._budget_bytes = budget_bytes
         # Versions of this process differ from those of one before, whose answers a browser may still hold.
@@ -390,8 +391,10 @@ class RunTable:
         found: dict[str, Place] = {}
         errors: dict[str, str] = {}
         plain: dict[str, Place] = {}
+        sizes: dict[str, Sequence[tuple[str, int]]] = {}
         for root in self._roots:
-            _search(root, found, plain, errors)
+            _search(root, found, plain, sizes, errors)
+        unchanged = {name for name, listed in sizes.items() if self._sizes.get(name) == listed}
         known = {folder: self._glances.get(folder) or Glance(folder, self._tags) for folder in plain.values()}
         self._glances = known
 
@@ -400,7 +403,9 @@ class RunTable:
 
         self._list(found, recognised(), errors)
         listed = time.monotonic()
-        for folder in plain.values():
+        for name, folder in plain.items():
+            if name in unchanged:
+                continue
             if time.monotonic() - listed > FRESH_SECONDS:  # many of them: those that were looked at are shown
                 self._list(found, recognised(), errors)
                 listed = time.monotonic()
@@ -415,6 +420,8 @@ class RunTable:
             missing = [missing_tag(column, tag, there) for column, tag in self._tags.items() if tag not in there]
             errors |= {"--tbnum_map": "; ".join(missing)} if missing else {}
         for entry in entries:
+            if entry.name in unchanged and entry.totals is not None and entry.counted is None:
+                continue
             try:
                 entry.totals = _newest(entry.counted, entry.closed.totals)
                 if entry.glance is None and entry.setting is None and (metas := session_metas(entry.folder)):
@@ -425,6 +432,7 @@ class RunTable:
                 errors[entry.name] = f"could not be read ({type(error).__name__}: {error})"
         with self._lock:
             self._errors = errors
+        self._sizes = sizes
         self._ready.set()
 
     def _list(self, found: Mapping[str, Place], plain: Mapping[str, Glance], errors: Mapping[str, str]) -> list[_Entry]:
@@ -574,17 +582,28 @@ def _optimizers(metas: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(map(str, told)) if isinstance(told, (Mapping, list)) else ()
 
 
-def _search(root: Root, found: dict[str, Place], plain: dict[str, Place], errors: dict[str, str]) -> None:
-    """Adds the folders below `root` by name: those with record files to `found`, those with event files to `plain`."""
+def _search(
+    root: Root,
+    found: dict[str, Place],
+    plain: dict[str, Place],
+    sizes: dict[str, Sequence[tuple[str, int]]],
+    errors: dict[str, str],
+) -> None:
+    """Adds the folders below `root` by name: those with record files to `found`, those with event files to `plain`.
+
+    Of a URL `sizes` gets what its listing says of their files: what has not changed need not be asked for again.
+    """
     try:
-        runs, unreadable, others = find_runs(root.folder)
+        below_root = find_runs(root.folder)
     except OSError as error:
         errors[root.prefix or root.folder] = str(error)
         return
-    for folder, reason in unreadable:
+    for folder, reason in below_root.unreadable:
         below = str(folder) if isinstance(folder, RemotePath) else os.path.relpath(folder, root.folder)
         errors[_run_name(root, below.replace(os.sep, "/"))] = reason
-    for folders, into in ((runs, found), (others, plain)):
+    for below, listed in below_root.sizes.items():
+        sizes[_run_name(root, below)] = listed
+    for folders, into in ((below_root.runs, found), (below_root.plain, plain)):
         for below, folder in folders.items():
             name = _run_name(root, below)
             if into.setdefault(name, folder) != folder:

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,7 @@ class Found(NamedTuple):
     runs: dict[str, Place]  # folders that hold record files
     unreadable: list[Unreadable]
     plain: dict[str, Place]  # folders that hold TensorBoard's event files and no record file
+    sizes: Mapping[str, Sequence[tuple[str, int]]] = MappingProxyType({})  # of the files in each, behind a URL
 
 
 @dataclass(frozen=True)
@@ -168,13 +170,15 @@ def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
 def _find_remote(top: RemotePath) -> Found:
     runs: dict[str, Place] = {}
     plain: dict[str, Place] = {}
-    for below, files in top.files_below().items():
+    found = top.files_below()
+    for below, files in found.items():
         for name, _ in files:
             if _is_record_file(name):
                 runs[below or "."] = top / below if below else top
             elif is_event_file(name):
                 plain[below or "."] = top / below if below else top
-    return _found(runs, [], plain)
+    sizes = {below or ".": sorted(files) for below, files in found.items()}
+    return _found(runs, [], plain)._replace(sizes=sizes)
 
 
 def _found(runs: dict[str, Place], unreadable: list[Unreadable], plain: dict[str, Place]) -> Found:
