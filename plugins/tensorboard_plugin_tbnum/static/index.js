@@ -454,7 +454,7 @@ class Panel {
       });
     }
     if (tensors && !this.dock) {
-      const { Dock } = await import("./dock.js");
+      const [{ Dock }] = await Promise.all([import("./dock.js"), import("./heatmap.js"), import("./histogram.js")]); // not one after another
       this.dock ??= new Dock(this.api, {
         hover: (step) => { this.cursor = null; this.cursorCard.hide(); this.charts?.setCursor(step); this.dock?.setCursor(step); },
         zoom: (from, to) => this.zoom(from, to),
