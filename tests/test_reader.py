@@ -121,7 +121,7 @@ def test_steps_and_events_are_read_as_they_were_written(tmp_path: Path, chunk_st
     assert run.raw_events == [event(3), event(77), event(499)]
     assert run.events == run.raw_events
     assert run.problems == []
-    assert run.totals == totals_of(run)
+    assert str(run.totals) == str(totals_of(run))
     assert run.meta["salt"] == 0 and run.meta["ended"] == "closed" and run.meta["dropped"] == {}
 
 
@@ -149,7 +149,7 @@ def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:
     log.close()
     assert run.refresh() is True
     assert run.meta["ended"] == "closed"
-    assert run.totals == totals_of(run)
+    assert str(run.totals) == str(totals_of(run))
 
 
 def test_arrays_given_out_stay_as_they_are_and_cannot_be_written(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_later_session_supersedes_steps_and_events_from_its_first_on(tmp_path:
     assert run.raw_events == [event(10), event(60, 1), event(70, 1)]
     assert [session["salt"] for session in run.meta["sessions"]] == [0, 1]
     assert run.meta["salt"] == 1
-    assert run.totals == totals_of(run)
+    assert str(run.totals) == str(totals_of(run))
 
 
 def test_a_session_can_be_read_by_its_number(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_session_that_goes_back_supersedes_its_own_steps_and_events(tmp_path: 
         each.refresh()
         assert_steps(each, [(step, 0) for step in range(50)] + [(step, 1) for step in range(50, 70)])
         assert each.raw_events == [event(10), event(50, 1, kind="resume"), event(50, 1)]
-        assert each.totals == totals_of(each)
+        assert str(each.totals) == str(totals_of(each))
     log.close()
 
 
@@ -298,7 +298,7 @@ def test_steps_that_go_back_without_a_word_are_still_strictly_increasing(tmp_pat
     log.close()
     run = Run(tmp_path)
     assert_steps(run, [(step, 0) for step in range(5)] + [(step, 1) for step in range(5, 8)])
-    assert run.totals == totals_of(run)
+    assert str(run.totals) == str(totals_of(run))
 
 
 def test_sessions_put_together_in_any_manner_agree_with_their_definition(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_sessions_put_together_in_any_manner_agree_with_their_definition(tmp_pat
                 assert_steps(each, kept)
                 assert each.raw_events == events
                 if kept:
-                    assert each.totals == totals_of(each)
+                    assert str(each.totals) == str(totals_of(each))
                 assert each.problems == []
 
 
@@ -644,7 +644,7 @@ def test_nothing_but_noise_is_no_crash(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "1.host.2.tbnum").write_bytes(chance.randbytes(size))
         run = Run(folder)
-        assert run.raw_events == [] and run.totals == Totals(sessions=1)
+        assert run.raw_events == [] and str(run.totals) == str(Totals(sessions=1))
         assert len(run.steps["step"]) == 0
 
 

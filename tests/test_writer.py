@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -126,7 +127,7 @@ def test_a_rank_is_in_the_name(tmp_path: Path) -> None:
 def test_no_host_makes_a_file_that_tensorboard_takes_for_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    monkeypatch.setattr(writer_module.socket, "gethostname", lambda: host)
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
     with open_log(tmp_path) as log:
         assert "tfevents" not in log.path.name.lower()
         assert re.fullmatch(r"\d+\.[A-Za-z0-9_-]{1,80}\.\d+\.tbnum", log.path.name)
