@@ -52,6 +52,9 @@ BUDGET_BYTES = 400 << 20
 EVENT_BYTES = 2_000
 """What an event takes in memory, with its explanation. Roughly."""
 
+POINT_BYTES = 24
+"""What a point of plain scalars takes besides the columns, as more may come that supersedes it."""
+
 Explain = Callable[["Recorded"], Sequence[Event]]
 """The events of a run with their causes."""
 Find = Callable[["Recorded", Sequence[Event]], Sequence[Finding]]
@@ -288,6 +291,7 @@ class RunTable:
             derived = entry.derived
             if entry.glance is not None:
                 entry.counted = run.totals
+                entry.bytes += POINT_BYTES * sum(values.size for values in steps.values())
             entry.used = time.monotonic()
         told = None
         if events or findings:
