@@ -4,6 +4,8 @@
     tensorboard --logdir runs                    # the "Numerics" tab
     tbnum report runs
 
+    torchrun --nproc-per-node 2 demo/pretrain.py --strategy ddp     # or fsdp: on two ranks
+
 The run shows what a loss scale does. It starts far too high and comes down over a few skipped steps; it is raised again
 and again, and probes a height that overflows; and one batch is spoiled on purpose (`--bad-batch-at 0` for none).
 Everything else is what happened to happen. What tbnum needs is marked "tbnum".
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 from data import even_batches, load_text, random_batch
 from model import GPT, GPTConfig
+from ranks import STRATEGIES, Training, join
 
 import tbnum
 
@@ -38,7 +41,8 @@ CHECKPOINT_EVERY = 100
 
 def main() -> None:
     args = parse_args()
-    device, dtype = torch.device(args.device), DTYPES[args.dtype]
+    ranks = join(args.strategy, args.device)
+    device, dtype = ranks.device, DTYPES[args.dtype]
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # so small a model gains next to nothing from a second core
     checkpoint = args.logdir / "checkpoint.pt"
@@ -48,7 +52,7 @@ def main() -> None:
     if min(len(text.train), len(text.validation)) <= BLOCK_SIZE:
         raise SystemExit(f"{text.source} holds too little text: {len(text.train) + len(text.validation):,} bytes")
     order = torch.Generator().manual_seed(args.seed)  # which places of the text come next; part of the checkpoint
-    model = GPT(GPTConfig(block_size=BLOCK_SIZE)).to(device)
+    model = ranks.spread(GPT(GPTConfig(block_size=BLOCK_SIZE)).to(device))
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY, fused=device.type == "cuda"
     )
@@ -60,12 +64,16 @@ def main() -> None:
         )
     monitor = tbnum.wrap(optimizer, scaler, model=model, logdir=args.logdir, config=run_settings(args))  # tbnum
 
-    parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "monitor": monitor}  # what a checkpoint holds
+    # What a checkpoint holds.
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scaler": scaler, "monitor": monitor}
+    if ranks.strategy:
+        parts = {"training": Training(model, optimizer), "scaler": scaler, "monitor": monitor}
     first_step = resume(checkpoint, parts, order) if args.resume else 0
 
     entropy = text.byte_entropy()
     print(f"text: {len(text.train):,} bytes to train on, {len(text.validation):,} held out; {text.files} files")
-    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters; {args.dtype} on {args.device}")
+    spread = f", {args.strategy} on {ranks.size} ranks" if ranks.strategy else ""
+    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters; {args.dtype} on {args.device}{spread}")
     print(f"recorded in {args.logdir}")
     print(f"to beat: {in_units(entropy)}, the entropy of the held-out bytes by their frequency alone")
     bar = ProgressBar(first_step, args.steps)
@@ -78,16 +86,20 @@ def main() -> None:
     interrupted = stop_after_this_step_on_ctrl_c()
     step, end = first_step, args.steps if args.stop_at is None else min(args.stop_at, args.steps)
     with monitor:  # tbnum: an exception in here is recorded as a crash
-        while step < end and not interrupted():
+        while step < end and not ranks.any(interrupted()):
             lr = learning_rate(step, args.steps)
             for group in optimizer.param_groups:
                 group["lr"] = lr
 
-            x, y = random_batch(text.train, BATCH_SIZE, BLOCK_SIZE, order)  # both (B, T)
+            x, y = map(ranks.share, random_batch(text.train, BATCH_SIZE, BLOCK_SIZE, order))  # both (B, T)
             if args.bad_batch_at and step == args.bad_batch_at:
                 # As a hole in the file would: nothing but zero bytes, which no text holds. Loss and gradient are real.
-                x, y = torch.zeros_like(x), torch.zeros_like(y)
-                monitor.annotate("batch of zero bytes in place of text, injected by the demo", injected=True)  # tbnum
+                if ranks.rank == ranks.size - 1:
+                    x, y = torch.zeros_like(x), torch.zeros_like(y)
+                where = f" on rank {ranks.size - 1}" if ranks.strategy else ""
+                monitor.annotate(
+                    f"batch of zero bytes in place of text, injected by the demo{where}", injected=True
+                )  # tbnum
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -111,11 +123,12 @@ def main() -> None:
                 bar.show(step, loss.item(), scaler.get_scale() if scaler else None, monitor.skipped_steps)
             if step % (args.steps // 5 or 1) == 0 or step == end:
                 validation_loss = evaluate(model, text.validation, device, dtype)
-                monitor.writer.add_scalar("validation/loss", validation_loss, step)
+                if monitor.writer is not None:  # rank 0's
+                    monitor.writer.add_scalar("validation/loss", validation_loss, step)
                 bar.note(f"step {step}: validation loss {in_units(validation_loss)}")
             if step % CHECKPOINT_EVERY == 0:
-                save(checkpoint, parts, order, step, args)
-        save(checkpoint, parts, order, step, args)
+                save(checkpoint, parts, order, step, args, ranks.rank)
+        save(checkpoint, parts, order, step, args, ranks.rank)
         bar.close()
         skipped = monitor.skipped_steps
 
@@ -128,6 +141,7 @@ def main() -> None:
         print(f"by byte frequency alone:   {in_units(entropy)}")
     print(f"to see every step:         tensorboard --logdir {args.logdir}   (tab Numerics)")
     print(f"to read what happened:     tbnum report {args.logdir}")
+    ranks.close()
 
 
 def in_units(nats: float) -> str:
@@ -165,13 +179,18 @@ def run_settings(args: argparse.Namespace) -> dict[str, object]:
         "dtype": args.dtype,
         "data": None if args.data is None else str(args.data.resolve()),
         "bad_batch_at": args.bad_batch_at,
+        **({"strategy": args.strategy} if args.strategy else {}),
         "model": asdict(GPTConfig(block_size=BLOCK_SIZE)),
         "batch_size": BATCH_SIZE,
     }
 
 
-def save(path: Path, parts: dict[str, Any], order: torch.Generator, step: int, args: argparse.Namespace) -> None:
+def save(
+    path: Path, parts: dict[str, Any], order: torch.Generator, step: int, args: argparse.Namespace, rank: int
+) -> None:
     state = {name: part.state_dict() for name, part in parts.items() if part is not None}
+    if rank > 0:
+        return
     state |= {
         "step": step,  # steps done
         "order": order.get_state(),
@@ -212,6 +231,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--bad-batch-at", type=int, default=450, help="the step to spoil, 0: none (default: %(default)s)"
     )
+    parser.add_argument(
+        "--strategy", choices=STRATEGIES, help="how torchrun's ranks share the work (default: one process)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --logdir, as it was set up")
     parser.add_argument("--stop-at", type=int, help="stop before this step, as Ctrl-C would")
     args = parser.parse_args()
@@ -220,6 +242,13 @@ def parse_args() -> argparse.Namespace:
         parser.error(f"--steps {args.steps}: at least 1")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: this torch sees no CUDA device")
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if args.strategy and "WORLD_SIZE" not in os.environ:
+        parser.error(f"--strategy {args.strategy}: start it with torchrun --nproc-per-node 2 {sys.argv[0]} ...")
+    if ranks > 1 and not args.strategy:
+        parser.error(f"{ranks} ranks, and each would train by itself: choose --strategy {' or '.join(STRATEGIES)}")
+    if BATCH_SIZE % ranks:
+        parser.error(f"{ranks} ranks cannot share {BATCH_SIZE} sequences evenly: choose 2, 4 or 8")
     if args.logdir is None:
         # A new folder for a new run; the newest for --resume.
         runs = [Path("runs/gpt"), *(Path(f"runs/gpt-{number}") for number in range(2, 1000))]
@@ -236,6 +265,9 @@ def parse_args() -> argparse.Namespace:
         args.steps, args.seed, args.dtype = settings["steps"], settings["seed"], settings["dtype"]
         args.data = None if settings["data"] is None else Path(settings["data"])
         args.bad_batch_at = settings["bad_batch_at"]
+        if settings.get("strategy") != args.strategy:
+            how = f"--strategy {settings['strategy']}" if settings.get("strategy") else "one process, no --strategy"
+            parser.error(f"--resume: {checkpoint} is of {how}; go on with that")
     return args
 
 

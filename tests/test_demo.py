@@ -193,3 +193,27 @@ def test_a_place_without_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\0\1")
     with pytest.raises(ValueError, match="no text in"):
         data.load_text(tmp_path)
+
+
+def test_two_ranks_go_on_from_their_checkpoint_as_one_run_and_the_bad_batch_is_one_rank_s(tmp_path: Path) -> None:
+    def torchrun(*arguments: object) -> str:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        options = ["--strategy", "fsdp", "--logdir", str(tmp_path), *map(str, arguments)]
+        program = [*launcher, str(DEMO / "pretrain.py"), "--data", str(SOME_TEXT), *options]
+        done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "fsdp on 2 ranks" in torchrun("--steps", 12, "--bad-batch-at", 10, "--stop-at", 6)
+    torchrun("--resume")
+    run = tbnum.read(tmp_path)["."]
+    assert run.steps["step"].tolist() == list(range(12)) and run.problems == []
+    taken = ~run.steps["skipped"]
+    assert taken.any() and np.isfinite(run.steps["grad_norm"][taken]).all()
+    assert [event.step for event in run.events if event.kind == "resume"] == [6]
+    numbers, losses = run.ranks.column("loss")
+    assert numbers == (0, 1) and losses[1, 10] > losses[0, 10] + 0.3  # zero bytes, on the last rank
+    refused = subprocess.run(
+        command("--strategy", "ddp"), env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2 and "torchrun" in refused.stderr

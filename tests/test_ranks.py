@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import tbnum
 from tbnum.cli import main as command
@@ -24,6 +25,7 @@ from tbnum.log.schema import Event, step_columns
 from tbnum.log.writer import LogWriter
 from tests import ranks
 from tests.recorded import START, record, row, skip
+from tests.routes import Panel
 
 NORMS = ("grad_norm", "grad_norm_clipped", "param_norm", "update_norm", "clip_coef")
 OF_FOUR = "ddp fsdp2_scaled hsdp fsdp1 fsdp1_original fsdp1_hybrid fsdp1_whole by_hand partial stages spoiled_ddp "
@@ -313,6 +315,39 @@ def test_the_crash_of_another_rank_is_told(tmp_path: Path) -> None:
     first.close()
     (event,) = tbnum.read(tmp_path)["."].events
     assert event.message.startswith("Rank 1: The training loop ended") and "no such token" in event.message
+
+
+def test_the_panel_is_told_the_spread_over_the_ranks_and_whose_batch_it_was(four: dict[str, Run]) -> None:
+    panel = Panel(four["spoiled_ddp"].folder)
+    names = ["loss", "loss/rank_min", "loss/rank_max"]
+    assert set(names[1:]) <= set(panel.json("run", run=".")["derived"])
+    _, arrays = panel.binary("series", run=".", columns=",".join(names))
+    _, losses = four["spoiled_ddp"].ranks.column("loss")
+    np.testing.assert_allclose(arrays["loss/rank_min"], losses.min(0), rtol=1e-6)
+    np.testing.assert_allclose(arrays["loss/rank_max"], losses.max(0), rtol=1e-6)
+    assert arrays["loss/rank_max"][5] == math.inf
+    told = [
+        event["data"]["ranks"]["guilty"] for event in panel.json("events", run=".")["events"] if event["kind"] == "skip"
+    ]
+    assert told == [[1], [2]]
+
+
+def test_a_run_of_one_process_has_no_spread(tmp_path: Path) -> None:
+    panel = Panel(record(tmp_path))
+    assert not any("rank" in name for name in panel.json("run", run=".")["derived"])
+    assert "no column 'loss/rank_max'" in panel.refused(404, "series", run=".", columns="loss/rank_max")
+
+
+def test_the_step_by_which_a_checkpoint_s_loader_makes_state_is_no_step(tmp_path: Path) -> None:
+    model = ranks.Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with tbnum.wrap(optimizer, logdir=tmp_path) as monitor:
+        get_state_dict(model, optimizer)
+        assert optimizer.state and monitor.step == 0
+        ranks.loss_of(model(torch.ones(1, ranks.WIDTH))).backward()
+        optimizer.step(closure=None)
+        assert monitor.step == 1
+    assert tbnum.read(tmp_path)["."].events == []
 
 
 # -- whose shares count ----------------------------------------------------------------------------------------------

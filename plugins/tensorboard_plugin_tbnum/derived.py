@@ -6,10 +6,13 @@ Here and not in the panel, for what is reduced to buckets first cannot be divide
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-__all__ = ["column_of", "derived", "derived_names"]
+from tbnum.log.ranks import Ranks
+
+__all__ = ["column_of", "derived", "derived_names", "is_of_ranks", "of_ranks", "rank_names"]
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "update_ratio": ("update_norm", "param_norm"),
@@ -23,6 +26,28 @@ clipped       1 where clipping made the gradients smaller, else 0; unknown where
               share of clipped steps
 updates       steps so far, this one included, that changed the parameters: those that were not skipped
 """
+
+
+RANKS = {"rank_min": np.fmin, "rank_max": np.fmax}
+"""Columns of a run of several ranks: the least and the greatest of what the ranks have in a column. A NaN of one
+rank is left out; it is an event's matter."""
+
+
+def is_of_ranks(name: str) -> bool:
+    return name.rpartition("/")[2] in RANKS
+
+
+def rank_names(columns: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[str]:
+    """The spread of the loss, where other ranks have a record."""
+    return [f"loss/{name}" for name in RANKS] if "loss" in columns and meta.get("ranks") else []
+
+
+def of_ranks(name: str, ranks: Ranks | None) -> np.ndarray | None:
+    """(S,) the least or the greatest over the ranks; None where no rank has the column. Some 10 ms a million steps."""
+    column, _, kind = name.rpartition("/")
+    if ranks is None or kind not in RANKS or column not in ranks.steps:
+        return None
+    return np.asarray(RANKS[kind].reduce(ranks.column(column)[1], axis=0))
 
 
 def derived_names(columns: Mapping[str, np.ndarray]) -> list[str]:

@@ -28,7 +28,7 @@ from tbnum.log.reader import Totals
 from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL, Event
 from tbnum.log.tags import checked_mapping
 from tensorboard_plugin_tbnum import decimate, tables
-from tensorboard_plugin_tbnum.derived import column_of, derived_names
+from tensorboard_plugin_tbnum.derived import column_of, derived_names, is_of_ranks, of_ranks, rank_names
 from tensorboard_plugin_tbnum.overlay import ALIGNMENTS, overlay_impl
 from tensorboard_plugin_tbnum.runs import Listing, Row, RunTable, Snapshot, UnknownRun, roots
 from tensorboard_plugin_tbnum.tables import NotFound
@@ -161,7 +161,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
             raise Malformed("columns is missing; give names with commas between them, as in columns=loss,grad_norm")
         first, last = _interval(request)
         buckets = _count(request, "buckets", DEFAULT_BUCKETS, MAX_BUCKETS)
-        snapshot = self._snapshot(request)
+        snapshot = self._snapshot(request, ranks=any(map(is_of_ranks, columns)))
         return _answer(
             request,
             "application/octet-stream",
@@ -338,9 +338,16 @@ class TbnumPlugin(base_plugin.TBPlugin):
         return _answer(request, MIMETYPES[file.suffix], _etag(body), lambda: body)
 
     def _snapshot(
-        self, request: wrappers.Request, *, events: bool = False, findings: bool = False, tensors: bool = False
+        self,
+        request: wrappers.Request,
+        *,
+        events: bool = False,
+        findings: bool = False,
+        tensors: bool = False,
+        ranks: bool = False,
     ) -> Snapshot:
-        return self._runs.snapshot(_text(request, "run"), events=events, findings=findings, tensors=tensors)
+        run = _text(request, "run")
+        return self._runs.snapshot(run, events=events, findings=findings, tensors=tensors, ranks=ranks)
 
 
 # What the routes compute.
@@ -377,7 +384,7 @@ def run_impl(snapshot: Snapshot) -> dict[str, Any]:
         "version": snapshot.version,
         "steps": len(snapshot.steps["step"]),
         "columns": list(snapshot.steps),
-        "derived": derived_names(snapshot.steps),
+        "derived": [*derived_names(snapshot.steps), *rank_names(snapshot.steps, snapshot.meta)],
         "meta": _plain(snapshot.meta),
         "problems": list(snapshot.problems),
     }
@@ -534,6 +541,10 @@ def frontend_state() -> str:
 
 def _column(snapshot: Snapshot, name: str) -> np.ndarray:
     values = column_of(name, snapshot.steps, snapshot.derived)
+    if values is None and is_of_ranks(name):
+        values = of_ranks(name, snapshot.ranks)
+        if values is not None:
+            snapshot.derived[name] = values
     if values is None:
         known = ", ".join([*snapshot.steps, *derived_names(snapshot.steps)])
         raise NotFound(f"run {snapshot.run!r} has no column {name!r}; it has {known}")

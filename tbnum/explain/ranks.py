@@ -17,7 +17,7 @@ import numpy as np
 from tbnum.explain.finding import Finding
 from tbnum.explain.thresholds import OUTLYING_LOSS, RANK_LOST_SECONDS, REPLICAS_APART
 from tbnum.explain.words import as_float, number_text, scale_text
-from tbnum.log.ranks import RankRecord, Ranks, RanksSession, ranks_text
+from tbnum.log.ranks import RankRecord, Ranks, ranks_text
 from tbnum.log.schema import Event
 
 __all__ = ["disagreement_words", "events_of_all_ranks", "guilty_words", "rank_findings"]
@@ -38,7 +38,14 @@ def events_of_all_ranks(events: Sequence[Event], ranks: Ranks | None) -> list[Ev
     """
     if ranks is None or len(ranks.present) < 2:
         return list(events)
-    told = [_with_ranks(event, ranks) for event in events]
+    failures = [
+        {
+            rank: {_key(event): event.data for event in record.events if event.kind in _FAILURES}
+            for rank, record in session.by_rank.items()
+        }
+        for session in ranks.sessions
+    ]
+    told = [_with_ranks(event, ranks, failures) if event.kind in _FAILURES else event for event in events]
     told += _of_other_ranks(events, ranks)
     told += _disagreements(ranks)
     told += _lost(ranks)
@@ -51,13 +58,19 @@ def rank_findings(ranks: Ranks | None) -> Iterator[Finding]:
         return
     missing = ranks.missing
     if missing and ranks.sessions:
+        known = not any(plan.problem for plan in ranks.plans()[-1].values())
         yield Finding(
             "ranks_missing",
-            "warning",
+            "info" if known else "warning",
             "Ranks are missing from the record",
-            f"{len(missing)} of {ranks.world_size} ranks wrote no record into this folder: {ranks_text(missing)}.",
-            "Give every rank the same logdir, on a file system that all of them reach; a rank that ended before its "
-            "first step leaves none either.",
+            f"{len(missing)} of {ranks.world_size} ranks wrote no record into this folder: {ranks_text(missing)}. "
+            + (
+                "Whose batch a skip came from is not known."
+                if known
+                else "Norms of which they have a part are unknown."
+            ),
+            ("Fine where rank 0 alone was meant to be wrapped. Else call" if known else "Call")
+            + " tbnum.wrap on every rank, with the same logdir on a file system that all of them reach.",
         )
     yield from _apart(ranks)
 
@@ -65,21 +78,31 @@ def rank_findings(ranks: Ranks | None) -> Iterator[Finding]:
 # -- skips -----------------------------------------------------------------------------------------------------------
 
 
-def _with_ranks(event: Event, ranks: Ranks) -> Event:
-    if event.kind not in ("skip", "nonfinite_step", "norm_overflow"):
-        return event
+_Key = tuple[str, int, str | None]
+_FAILURES = ("skip", "nonfinite_step", "norm_overflow")
+
+
+def _key(event: Event) -> _Key:
+    return event.kind, event.step, event.optimizer
+
+
+def _with_ranks(
+    event: Event, ranks: Ranks, failures: Sequence[Mapping[int, Mapping[_Key, Mapping[str, Any]]]]
+) -> Event:
+    """`failures`: by session and rank what its own events of these kinds said."""
     step = ranks.steps.get("step", np.empty(0))
     row = int(np.searchsorted(step, event.step))
     if row == len(step) or step[row] != event.step:
         return event
-    session = next(each for each in ranks.sessions if each.first_row <= row < each.end_row)
+    number = next(at for at, each in enumerate(ranks.sessions) if each.first_row <= row < each.end_row)
     prefix = f"{event.optimizer}/" if event.optimizer else ""
-    own = {rank: _own(record, event) for rank, record in session.by_rank.items()}
+    own = {rank: failed.get(_key(event), {}) for rank, failed in failures[number].items()}
     numbers, all_losses = ranks.column("loss")
     losses = dict(zip(numbers, all_losses[:, row].tolist(), strict=True))
     measured = dict(zip(numbers, ranks.column("micro_batches")[1][:, row].tolist(), strict=True))
     nonfinite = dict(zip(numbers, ranks.column(prefix + "nonfinite_tensors")[1][:, row].tolist(), strict=True))
-    is_spread = any(event.optimizer in (None, name) and plan.sharded for name, plan in _plans_of(ranks, session))
+    plans = ranks.plans()[number]
+    is_spread = any(plan.sharded for name, plan in plans.items() if event.optimizer in (None, name))
 
     guilty = [
         rank for rank in numbers if math.isinf(losses[rank]) or (losses[rank] != losses[rank] and measured[rank] >= 1)
@@ -92,7 +115,7 @@ def _with_ranks(event: Event, ranks: Ranks) -> Event:
     data: dict[str, Any] = dict(event.data)
     if is_spread:
         data |= _of_parts(own, nonfinite)
-        data |= {"grad_norm": float(ranks.combined_at(prefix + "grad_norm", row))}
+        data["grad_norm"] = ranks.combined_at(prefix + "grad_norm", row)
     data["ranks"] = {
         "numbers": list(numbers[:RANKS_TOLD]),
         "losses": [losses[rank] for rank in numbers[:RANKS_TOLD]],
@@ -101,24 +124,9 @@ def _with_ranks(event: Event, ranks: Ranks) -> Event:
     }
     if guilty and how != "part":
         data["loss"] = losses[guilty[0]]
-        theirs = own[guilty[0]]
-        data["losses"] = list(theirs.get("losses") or []) if theirs else []
+        data["losses"] = list(own[guilty[0]].get("losses") or [])
         data["micro_batches"] = measured[guilty[0]]
     return replace(event, data=data)
-
-
-def _plans_of(ranks: Ranks, session: RanksSession) -> Iterator[tuple[str, Any]]:
-    for each, plans in zip(ranks.sessions, ranks.plans(), strict=True):
-        if each is session:
-            yield from plans.items()
-
-
-def _own(record: RankRecord, event: Event) -> Mapping[str, Any]:
-    """What a rank's own event of this kind said at this step."""
-    for each in record.events:
-        if each.step == event.step and each.kind == event.kind and each.optimizer == event.optimizer:
-            return each.data
-    return {}
 
 
 def _of_parts(own: Mapping[int, Mapping[str, Any]], nonfinite: Mapping[int, float]) -> dict[str, Any]:
@@ -160,12 +168,12 @@ def guilty_words(data: Mapping[str, Any]) -> str:
 
 
 def _of_other_ranks(events: Sequence[Event], ranks: Ranks) -> Iterator[Event]:
-    seen = {(event.kind, event.step, event.optimizer) for event in events}
+    seen = set(map(_key, events))
     for number, session in enumerate(ranks.sessions):
         cut = _end_of(ranks, number)
         for rank, record in list(session.by_rank.items())[1:]:
             for event in record.events:
-                key = event.kind, event.step, event.optimizer
+                key = _key(event)
                 if event.kind not in _OF_ANY_RANK or event.step >= cut or (key in seen and event.kind != "crash"):
                     continue
                 seen.add(key)

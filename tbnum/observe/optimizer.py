@@ -42,6 +42,7 @@ class _Hooks:
         self._observer = observer
         self._owner = owner
         self._depth = 0
+        self._is_no_step = False
 
     def before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -50,6 +51,9 @@ class _Hooks:
         # would not do, since a step that raised has left without its post hook.
         self._depth = self._depth + 1 if self._depth and _steps_on_the_stack(optimizer) > 1 else 1
         if self._depth > 1:
+            return None
+        self._is_no_step = "closure" in kwargs and kwargs["closure"] is None and _makes_state()
+        if self._is_no_step:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
@@ -62,7 +66,7 @@ class _Hooks:
 
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth -= 1
-        if self._depth == 0:
+        if self._depth == 0 and not self._is_no_step:
             self._observer.step_ended(optimizer)
 
     def _watched(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -93,6 +97,17 @@ def _steps_on_the_stack(optimizer: torch.optim.Optimizer) -> int:
             count += args[0] is optimizer
         frame = frame.f_back
     return count
+
+
+def _makes_state() -> bool:
+    """Whether a checkpoint is about to be loaded: `torch.distributed.checkpoint` has the optimizer make its state by a
+    step with gradients and learning rates of zero."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_init_optim_state":
+            return True
+        frame = frame.f_back
+    return False
 
 
 _TORCH_OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
