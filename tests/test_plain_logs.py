@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tensorboard import default, program
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.compat.tensorflow_stub import dtypes
@@ -25,6 +26,7 @@ from tbnum.log.tags import MAPPABLE
 from tensorboard_plugin_tbnum import runs as table
 from tensorboard_plugin_tbnum.loader import TbnumLoader
 from tensorboard_plugin_tbnum.plugin import TbnumPlugin
+from tests.loops import Half, batches, train
 from tests.recorded import record
 from tests.routes import Panel
 
@@ -297,6 +299,48 @@ def test_nothing_is_sampled_out(tmp_path):
     rows = [(step, {"train/loss": float(step)}) for step in range(12_000)]
     run = one(write(tmp_path, rows))
     np.testing.assert_array_equal(run.steps["loss"], np.arange(12_000.0))
+
+
+@pytest.mark.parametrize("convention", ["Megatron-LM", "DeepSpeed", "NeMo"])
+def test_a_real_trainings_skips_and_causes_are_those_that_tbnum_recorded(tmp_path, convention):
+    """One loop, recorded by tbnum and logged as each system would: a warm-up, probes, and two spoiled batches."""
+    torch.manual_seed(0)
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=40)
+    rows: list[tuple[int, dict[str, float]]] = []
+    before = scaler.get_scale()
+
+    def log(step: int, value: float) -> None:
+        nonlocal before
+        after = scaler.get_scale()
+        if convention == "Megatron-LM":
+            norm = {} if after < before else {"grad-norm": 1.0}
+            rows.append((step + 1, {"lm loss": value, "loss-scale": after, **norm}))
+        elif convention == "DeepSpeed":
+            rows.append((16 * step, {"Train/Samples/train_loss": value}))
+            rows.append((16 * step + 16, {"Train/Samples/loss_scale": after}))
+        else:
+            rows.append((step, {"reduced_train_loss": value, "loss_scale": before}))
+        before = after
+
+    losses: list[float] = []
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path / "tbnum", tensor_interval=1000):
+        train(
+            model,
+            optimizer,
+            scaler,
+            batches(300, bad=[130, 222]),
+            log_loss=lambda value: losses.append(value.item()),
+            after_step=lambda step: log(step, losses[-1]),
+        )
+    recorded = [(each.step, each.cause) for each in one(tmp_path / "tbnum").events if each.kind == "skip"]
+    assert {cause for _, cause in recorded} >= {"scale_warmup", "growth_probe", "forward_nonfinite"}
+    number = {"Megatron-LM": lambda step: step - 1, "DeepSpeed": lambda step: step // 16 - 1, "NeMo": lambda step: step}
+    run = one(write(tmp_path / "plain", rows))
+    told = [(number[convention](each.step), each.cause) for each in run.events if each.kind == "skip"]
+    unseen = 1 if convention == "DeepSpeed" else 0  # the scale before its first step is not logged
+    assert told == recorded[unseen:]
 
 
 # What changes of the scale mean.
