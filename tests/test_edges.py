@@ -243,3 +243,26 @@ def test_asking_for_the_norm_with_an_infinite_threshold_is_no_clip_under_a_scale
     steps = run_of(tmp_path).steps
     assert np.isnan(steps["clip_coef"]).all() and np.isnan(steps["max_norm"]).all()
     np.testing.assert_allclose(steps["grad_norm_clipped"], steps["grad_norm"])
+
+
+def test_of_a_closure_that_is_called_several_times_the_first_loss_counts_also_where_it_is_told(tmp_path: Path) -> None:
+    """Integrations tell of losses from inside the closure."""
+    model, losses = nn.Linear(8, 1), []
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path) as monitor:
+        for x in batches(3):
+
+            def closure(x: torch.Tensor = x) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = (model(x) - 1).square().mean()
+                monitor.log_loss(loss)
+                losses[-1].append(loss.item())
+                loss.backward()
+                return loss
+
+            losses.append([])
+            optimizer.step(closure)
+    run = run_of(tmp_path)
+    assert all(len(calls) > 1 for calls in losses)
+    assert run.steps["loss"].tolist() == pytest.approx([calls[0] for calls in losses])
+    assert run.steps["micro_batches"].tolist() == [1, 1, 1]

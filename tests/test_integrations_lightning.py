@@ -190,6 +190,15 @@ def test_manual_optimization_with_two_optimizers_records_both(tmp_path: Path) ->
     assert len(run_of(tmp_path / "with").steps["other/grad_norm"]) == 8
 
 
+def test_a_mistake_in_a_loop_is_told_with_the_users_line_not_lightnings(tmp_path: Path) -> None:
+    callback = NumericsCallback(tmp_path)
+    manual: dict[str, Any] = {"accumulate_grad_batches": 1, "gradient_clip_val": None}
+    fit(trainer(tmp_path, [callback], scaler_for_tests(), **manual), Two(), GOOD[:8])  # clips before it unscales
+    (mistake,) = [each for each in run_of(tmp_path).events if each.kind == "clip_before_unscale"]
+    line = Path(__file__).read_text().splitlines()[int(mistake.data["where"].partition(":")[2]) - 1]
+    assert mistake.data["where"].startswith("test_integrations_lightning.py:") and "self.clip_gradients(" in line
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["whole checkpoint", "without the scaler's state"])
 def test_a_resumed_training_is_one_record_and_names_the_state_that_did_not_come_back(
     lost: bool, tmp_path: Path

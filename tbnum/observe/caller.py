@@ -14,10 +14,11 @@ __all__ = ["users_line", "warn"]
 
 _TORCH, _TBNUM = os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
 _NOT_THE_USERS = (_TORCH + os.sep, _TBNUM + os.sep, "<frozen")
+_FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate")  # packages
 
 
 def users_line() -> str | None:
-    """`file.py:12` of the nearest frame that is neither torch's nor tbnum's; None where there is none.
+    """`file.py:12` of the nearest frame that is none of torch's, tbnum's or a framework's; None where there is none.
 
     About 0.2 microseconds a frame: for events, not for every step.
     """
@@ -37,7 +38,8 @@ def _users_frame() -> tuple[FrameType | None, int]:
     frame: FrameType | None = sys._getframe(2)
     level = 1
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS) and package not in _FRAMEWORKS:
             return frame, level
         frame = frame.f_back
         level += 1

@@ -164,6 +164,8 @@ class StepObserver:
     @_harmless
     def loss_logged(self, loss: Number) -> None:
         """The user told of a loss. Where that happens in a step, only what the user told counts."""
+        if any(one.stage is Stage.STEPPING for one in self._open.values()):
+            return  # an optimizer calls its closure again, as LBFGS does: the loss of the step is the first
         self._logged_losses.append(loss)
 
     @_harmless
