@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +22,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
 from tbnum import cli
+from tbnum.explain import explain_run
 from tbnum.log.event_file import EventFile
+from tbnum.log.inferred import Numbering, infer
 from tbnum.log.record_file import file_version, frame
 from tbnum.log.tags import MAPPABLE
 from tensorboard_plugin_tbnum import runs as table
@@ -362,6 +366,27 @@ def test_a_change_by_no_factor_of_the_scaler_is_no_skip(tmp_path):
 def test_a_scaler_with_a_factor_of_its_own_is_understood(tmp_path):
     found = scales(tmp_path, [4096.0] * 20 + [1024.0] * 20 + [256.0] * 20 + [512.0] * 5)
     assert found == [(20, "skip"), (20, "scale_backoff"), (40, "skip"), (40, "scale_backoff"), (60, "scale_growth")]
+
+
+def test_no_course_of_scalars_is_too_strange():
+    rng = np.random.default_rng(0)
+    odd = [0.0, -1.0, math.nan, math.inf, 1e-45, 3e38, 1.0, 1.0000001, 2.0, 65536.0]
+    for size in (0, 1, 2, 3, 50):
+        for _ in range(20):
+            step = np.unique(rng.choice([0, 1, 2, 7, 100, 2**40, 2**62], size) + rng.integers(0, 99, size))
+            columns = {name: rng.choice(odd, len(step)) for name in ("loss", "loss_scale", "grad_norm", "skipped")}
+            logged = {name: rng.random(len(step)) < 0.7 for name in columns}
+            columns = {name: np.where(logged[name], values, math.nan) for name, values in columns.items()}
+            columns |= {"step": step.astype(np.int64), "wall_time": step / 10}
+            for scale_after, lacks, numbering in itertools.product(
+                (True, False), (True, False), (Numbering(), Numbering(1), Numbering(32, 32))
+            ):
+                found = infer(columns, numbering, logged=logged, scale_after=scale_after, skip_lacks_norm=lacks)
+                meta = {"source": "tensorboard", "numbering": numbering._asdict()}
+                steps = {name: values for name, values in columns.items() if name != "skipped"}
+                steps |= {} if found.skipped is None else {"skipped": found.skipped}
+                told = explain_run(SimpleNamespace(steps=steps, raw_events=found.events, meta=meta))
+                assert all(event.message and event.data["inferred"] for event in told if event.kind != "scale_collapse")
 
 
 def test_a_scale_that_never_moves_says_that_no_step_was_skipped(tmp_path):

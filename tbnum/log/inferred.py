@@ -237,7 +237,8 @@ class _Course:
 
 def _factor(ratios: list[tuple[float, int]]) -> float:
     """What the scaler multiplies or divides by: 2, unless another factor explains more of the ratios."""
-    candidates = [2.0, *(ratio for ratio, _ in Counter(round(ratio, 6) for ratio, _ in ratios).most_common(8))]
+    usual = Counter(round(ratio, 6) for ratio, _ in ratios).most_common(8)
+    candidates = [2.0, *(ratio for ratio, _ in usual if 1.001 < ratio < math.inf)]
     return max(candidates, key=lambda factor: sum(_fits(ratio, factor, gap) for ratio, gap in ratios))
 
 
@@ -248,6 +249,8 @@ def _fits(ratio: float, factor: float, gap: int) -> bool:
 
 def _power(ratio: float, factor: float) -> int | None:
     """How often `factor` goes into `ratio`; None where it does not."""
+    if not math.isfinite(ratio):
+        return None
     times = math.log(ratio) / math.log(factor)
     whole = round(times)
     return whole if whole >= 1 and abs(times - whole) < 1e-3 else None
