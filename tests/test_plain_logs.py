@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -639,6 +640,14 @@ def test_the_panel_follows_a_plain_run_until_it_has_a_record_file(tmp_path, pane
         assert panel.json("run", run="run")["steps"] == 2 and rows(panel)["run"]["last_step"] == 1
     record(tmp_path / "run")
     assert rows(panel)["run"]["source"] == "tbnum" and panel.json("run", run="run")["steps"] == 10
+
+
+def test_a_plain_run_whose_folder_goes_is_not_there(tmp_path, panel_of):
+    write(tmp_path / "run", [(step, {"loss": 1.0}) for step in range(6)])
+    panel = panel_of(tmp_path)
+    shutil.rmtree(tmp_path / "run")
+    assert "are gone" in panel.refused(404, "run", run="run")
+    assert rows(panel) == {}
 
 
 def test_tensorboards_flag_maps_tags_for_the_panel(tmp_path, monkeypatch, panel_of):

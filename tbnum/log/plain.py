@@ -37,7 +37,7 @@ TAGS_LISTED = 30
 
 
 class Scalars(NamedTuple):
-    """What the first and the last bytes of a run's event files tell."""
+    """What the ends of a run's event files tell."""
 
     system: System
     mapping: dict[str, str]  # tag by column
@@ -220,7 +220,7 @@ def missing_tag(column: str, tag: str, there: Iterable[str]) -> str:
 
 
 class PlainRun(Run):
-    """A folder's event files, read when first used: 3 us a scalar, and 8 bytes a step and column stay in memory."""
+    """A folder's event files, read when first used: 2.5 us a scalar, of which 32 bytes stay in memory."""
 
     def __init__(
         self,
@@ -261,7 +261,9 @@ class PlainRun(Run):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """- "source": "tensorboard"; "system": whose tags these are, None where nobody's in particular;
+        """What follows from the tags, and is no setting that anybody told:
+
+        - "source": "tensorboard"; "system": whose tags these are, None where nobody's in particular;
         - "tags": the tag of each column; "other_tags": the scalars that are no column;
         - "every": of how many steps one is logged; "numbering": the number of the first step, and how far apart two
           are ("x": "samples" where the log counts samples);
@@ -310,7 +312,7 @@ class PlainRun(Run):
             changed = self._find_event_files()
             for file in self._event_files:
                 changed = file.refresh() or changed
-            if changed:
+            if changed or first_time:
                 self._put_together()
                 self._version += 1
                 self._explained = None
