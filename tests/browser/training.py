@@ -26,8 +26,9 @@ class Recording:
     """A made-up training run with a loss scaler, step by step.
 
     `first_scale` overflows until it has come down to `held_scale`; it grows every `growth_interval` steps, and
-    overflows whenever it is above `held_scale`. The loss falls to `floor`; `meta` is what the run tells of itself. Steps in `bad` overflow at any scale, with a loss spike; steps in
-    `nan_loss` have a loss of NaN (and no skip, as without a scaler).
+    overflows whenever it is above `held_scale`. Steps in `bad` overflow at any scale, with a loss spike; steps in
+    `nan_loss` have a loss of NaN (and no skip, as without a scaler). The loss falls to `floor`; `meta` is what the run
+    tells of itself beside that.
     """
 
     def __init__(
@@ -240,7 +241,11 @@ def sweep(root: Path, *, steps: int = 600) -> list[str]:
     for at, (name, floor) in enumerate((("lr1e-3", 1.55), ("lr3e-3", 1.9))):
         for seed in SEEDS:
             run = f"gpt/{name}/seed{seed}"
-            more = {"config": {"lr": name, "seed": seed}, "bad": range(100 * seed, 100 * seed + 5 * seed), "floor": floor}
+            more = {
+                "config": {"lr": name, "seed": seed},
+                "bad": range(100 * seed, 100 * seed + 5 * seed),
+                "floor": floor,
+            }
             with Recording(root / run, seed=10 * at + seed, length=steps, seconds_per_step=0.25, **more) as recording:
                 recording.held_scale = math.inf
                 recording.advance(steps - 50 * (seed - 1))
