@@ -109,7 +109,7 @@ def test_a_step_is_jumped_to_by_its_number(shared: TensorBoard, look: Look):
 def test_findings_and_events_are_sorted_filtered_and_lead_to_their_step(shared: TensorBoard, look: Look):
     panel = look(shared).open("gpt/demo").drawn()
     panel.frame.get_by_role("button", name="Findings", exact=True).click()
-    table = panel.frame.locator(".findings-table")
+    table = panel.frame.locator(".data-table")
     rows = table.locator("tbody tr")
     expect(rows.first).to_be_visible()
     everything = rows.count()
@@ -148,7 +148,7 @@ def test_runs_stand_beside_each_other_and_their_settings_are_compared(shared: Te
     panel = look(shared).open("gpt/demo").drawn()
     panel.frame.locator("summary", has_text="Views").click()
     panel.frame.get_by_role("button", name="Runs as a table").click()
-    row = panel.frame.locator(".findings-table tbody tr", has_text="long")
+    row = panel.frame.locator(".data-table tbody tr", has_text="long")
     expect(row).to_contain_text("50,000")
     expect(row).to_contain_text("7 (0.014 %)")
     panel.frame.get_by_label("Compare long").check()

@@ -12,7 +12,7 @@ import {
   counted, formatCount, formatNumber, formatScale, formatShare,
   linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, stepLabels, timeLabels, timeTicks,
 } from "./format.js";
-import { button, element, svg } from "./host.js";
+import { FONT, button, element, iconButton, styled, svg } from "./host.js";
 import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
 
 /** @import { Series } from "./api.js" */
@@ -435,16 +435,16 @@ export class Charts {
     log.setAttribute("aria-label", `Logarithmic axis of ${spec.title}`);
     if (spec !== TENSOR_CHART) tools.append(element(
       "span", "chart-order",
-      tool("↑", `Move ${spec.title} up`, () => this.#move(spec.id, -1)), tool("↓", `Move ${spec.title} down`, () => this.#move(spec.id, 1)),
-      tool("✕", `Hide ${spec.title}`, () => this.#changeViews(({ hidden }) => { if (this.panes.length > 1) hidden.add(spec.id); })),
+      iconButton("↑", `Move ${spec.title} up`, () => this.#move(spec.id, -1)), iconButton("↓", `Move ${spec.title} down`, () => this.#move(spec.id, 1)),
+      iconButton("✕", `Hide ${spec.title}`, () => this.#changeViews(({ hidden }) => { if (this.panes.length > 1) hidden.add(spec.id); })),
     ));
-    else tools.append(element("span", "chart-order", tool("✕", "Close the tensor", () => this.callbacks.closeTensor())));
+    else tools.append(element("span", "chart-order", iconButton("✕", "Close the tensor", () => this.callbacks.closeTensor())));
     if (spec.canLog) tools.append(log);
     if (spec.id === "norm") tools.append(this.optimizerSelect);
     const summary = element("p", { class: "visually-hidden", id: `summary-${spec.id}` });
     const holder = element("div", {
       class: "plot", tabindex: 0, role: "slider", "aria-label": `${spec.title}: cursor`, "aria-describedby": summary.id,
-      "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0, onkeydown: (/** @type {KeyboardEvent} */ event) => this.callbacks.key(event),
+      "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0, onkeydown: (event) => this.callbacks.key(event),
     });
     const pane = element(
       "section", { class: "chart", "data-chart": spec.id },
@@ -554,8 +554,7 @@ export class Charts {
   }
 
   #readColors() {
-    const style = getComputedStyle(document.documentElement);
-    const read = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
+    const read = styled();
     const names = ["--text-2", "--grid", "--skip-band", "--skip-tick", "--selected", "--nonfinite", ...this.every.flatMap(({ spec }) => spec.lines.map((line) => line.color))];
     this.colors = Object.fromEntries(names.map((name) => [name, read(name)]));
   }
@@ -778,21 +777,11 @@ export class Charts {
     this.callbacks.zoom(from, to);
   }
 
-  /** With ctrl (as a pinch on a touch pad comes) zooms about the pointer, sideways moves. @param {WheelEvent} event @param {Plot} plot */
+  /** @param {WheelEvent} event @param {Plot} plot */
   #wheel(event, plot) {
     if (!this.model) return;
-    const [from, to] = this.model.view;
-    const sideways = event.shiftKey ? event.deltaX || event.deltaY : event.deltaX;
-    if (event.ctrlKey || event.metaKey) {
-      event.preventDefault();
-      const at = this.xAxis.stepOf(plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x"));
-      const factor = Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.01);
-      this.callbacks.zoom(at - (at - from) * factor, at + (to - at) * factor);
-    } else if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) {
-      event.preventDefault();
-      const by = (sideways / areaOf(plot).width) * (to - from);
-      this.callbacks.zoom(from + by, to + by);
-    }
+    const stepAt = (/** @type {number} */ x) => this.xAxis.stepOf(plot.posToVal(x - plot.over.getBoundingClientRect().left, "x"));
+    wheelZoom(event, this.model.view, areaOf(plot).width, stepAt, this.callbacks.zoom);
   }
 
   // ---- What is ours on the canvas
@@ -1141,12 +1130,24 @@ function areaOf({ bbox }) {
   return { left: bbox.left / ratio, width: bbox.width / ratio, height: bbox.height / ratio };
 }
 
-/** @param {string} text @param {string} label @param {() => void} press */
-function tool(text, label, press) {
-  return element("button", { class: "icon-button", type: "button", title: label, "aria-label": label, onclick: press }, text);
+/**
+ * With ctrl (as a pinch on a touch pad comes) zooms about the pointer, sideways moves; else the page scrolls.
+ * @param {WheelEvent} event @param {[number, number]} view steps @param {number} width pixels of the view
+ * @param {(x: number) => number} stepAt at a pixel of the window @param {(from: number, to: number) => void} zoom
+ */
+export function wheelZoom(event, [from, to], width, stepAt, zoom) {
+  const sideways = event.shiftKey ? event.deltaX || event.deltaY : event.deltaX;
+  if (event.ctrlKey || event.metaKey) {
+    event.preventDefault();
+    const at = stepAt(event.clientX);
+    const factor = Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.01);
+    zoom(at - (at - from) * factor, at + (to - at) * factor);
+  } else if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) {
+    event.preventDefault();
+    const by = (sideways / width) * (to - from);
+    zoom(from + by, to + by);
+  }
 }
-
-const FONT = 'Roboto, system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
 
 /** The event behind a mark. @param {Lane} lane @param {number} index */
 export function eventAt(lane, index) {

@@ -6,7 +6,7 @@
 import { RouteError, Unreachable } from "./api.js";
 import { HeatMap, MODES, rangeOf } from "./heatmap.js";
 import { HistogramView } from "./histogram.js";
-import { button, element } from "./host.js";
+import { button, dock, element, iconButton } from "./host.js";
 
 /** @import { Api } from "./api.js" */
 /** @import { Cells, DockCallbacks, DockPlace, DockScene, HistogramAnswer, RidgeAnswer, TensorsAnswer } from "./types.js" */
@@ -50,12 +50,9 @@ export class Dock {
       return made;
     });
     this.message = element("p", { class: "dock-message", role: "status" });
-    const close = element("button", { class: "icon-button", type: "button", "aria-label": "Close the tensors", title: "Close", onclick: () => callbacks.close() }, "✕");
-    this.element = element(
-      "section", { class: "dock", "aria-label": "Tensors" },
-      element("header", "dock-head", element("div", { class: "segmented", role: "group", "aria-label": "What of the tensors" }, ...this.tabs), this.message, this.heatMap.legend, close),
-      this.heatMap.element, this.histograms.element,
-    );
+    const chosen = element("div", { class: "segmented", role: "group", "aria-label": "What of the tensors" }, ...this.tabs);
+    const close = iconButton("✕", "Close the tensors", callbacks.close);
+    this.element = dock("Tensors", [chosen, this.message, this.heatMap.legend], close, this.heatMap.element, this.histograms.element);
     new ResizeObserver(() => this.#draw()).observe(this.element);
   }
 

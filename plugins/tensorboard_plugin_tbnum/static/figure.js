@@ -1,5 +1,6 @@
 /** The charts as a picture: what uPlot has drawn, with titles, marks and legends around it. Loaded when it is asked for. */
 
+import { FONT, styled } from "./host.js";
 import { OUTLINES } from "./marks.js";
 
 /** @import { Charts } from "./charts.js" */
@@ -16,9 +17,8 @@ export function figure(charts, title) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [2 * width, 2 * height];
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  const style = getComputedStyle(document.documentElement);
-  const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
-  const font = (/** @type {number} */ size, weight = 400) => { context.font = `${weight} ${size}px Roboto, system-ui, "Segoe UI", Arial, sans-serif`; };
+  const colour = styled();
+  const font = (/** @type {number} */ size, weight = 400) => { context.font = `${weight} ${size}px ${FONT}`; };
   const write = (/** @type {string} */ text, /** @type {number} */ x, /** @type {number} */ y, /** @type {string} */ name) => { context.fillStyle = colour(name); context.fillText(text, x, y); };
   context.scale(2, 2);
   context.fillStyle = colour("--bg");

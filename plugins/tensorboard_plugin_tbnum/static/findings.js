@@ -1,7 +1,7 @@
 /** Findings and events in one table that sorts and filters, and the files to take away. Loaded when it is opened. */
 
 import { formatCount, words } from "./format.js";
-import { button, download, element } from "./host.js";
+import { button, dock, download, element, headRow, iconButton, scroller } from "./host.js";
 
 /** @import { Api } from "./api.js" */
 /** @import { FindingRow, TbnumEvent, Finding } from "./types.js" */
@@ -57,12 +57,11 @@ export class FindingsTable {
       "th", { scope: "col", "data-column": column },
       element("button", { type: "button", class: "sort", onclick: () => this.#sort(column) }, { severity: "Severity", step: "Step", what: "What", cause: "Cause", message: "In words" }[column]),
     ));
-    const close = element("button", { class: "icon-button", type: "button", "aria-label": "Close the findings", title: "Close", onclick: () => callbacks.close() }, "✕");
-    this.element = element(
-      "section", { class: "dock findings", "aria-label": "Findings and events" },
-      element("header", "dock-head", element("h2", {}, "Findings and events"), this.search, this.count, this.links, close),
-      element("div", { class: "findings-scroller", tabindex: 0, role: "region", "aria-label": "Table of findings and events" }, element("table", "findings-table", element("thead", {}, element("tr", {}, ...this.heads)), this.body)),
+    this.element = dock(
+      "Findings and events", [element("h2", {}, "Findings and events"), this.search, this.count, this.links], iconButton("✕", "Close the findings", callbacks.close),
+      scroller("Table of findings and events", element("table", "data-table", headRow(this.heads), this.body)),
     );
+    this.element.classList.add("findings");
   }
 
   /** @param {string} run @param {TbnumEvent[]} events @param {string} version */

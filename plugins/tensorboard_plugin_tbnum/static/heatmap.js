@@ -6,8 +6,9 @@
  * without colours. Grouping, ranges, colours and pixels are pure functions; the class `HeatMap` has the rest.
  */
 
+import { wheelZoom } from "./charts.js";
 import { counted, formatCount, formatNumber, linearTicks, stepLabels, timeLabels, timeTicks } from "./format.js";
-import { button, element } from "./host.js";
+import { FONT, button, element, factTable, placeBeside, sized, styled, table } from "./host.js";
 import { lowerBound } from "./marks.js";
 
 /** @import { Cells, Geometry, HeatMapCallbacks, HeatMode, HeatRow, HeatState } from "./types.js" */
@@ -268,15 +269,15 @@ export class HeatMap {
     this.legend = element("div", "heat-legend");
     this.canvas = element("canvas", { "aria-hidden": "true" });
     this.cursorLine = element("div", { class: "heat-cursor", hidden: true });
-    this.pinnedLine = element("div", { class: "heat-cursor heat-pinned", hidden: true });
+    this.pinnedLine = element("div", { class: "heat-pinned", hidden: true });
     this.selection = element("div", { class: "heat-selection", hidden: true });
     this.focusBox = element("div", { class: "heat-focus", hidden: true });
     this.inner = element("div", "heat-inner", this.canvas, this.pinnedLine, this.cursorLine, this.selection, this.focusBox);
     this.scroller = element("div", {
       class: "heat-scroller", tabindex: 0, role: "application", "aria-roledescription": "heat map", "aria-describedby": "summary-heatmap",
-      onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
-      onpointerdown: (/** @type {PointerEvent} */ event) => this.#press(event),
-      onpointermove: (/** @type {PointerEvent} */ event) => this.#hover(event),
+      onkeydown: (event) => this.#key(event),
+      onpointerdown: (event) => this.#press(event),
+      onpointermove: (event) => this.#hover(event),
       onpointerleave: () => this.#leave(),
     }, this.inner);
     this.scroller.addEventListener("scroll", () => this.#schedule(), { passive: true });
@@ -354,13 +355,8 @@ export class HeatMap {
     this.inner.style.height = `${Math.max(scroller.clientHeight, this.rows.length * height)}px`;
     const ratio = devicePixelRatio || 1;
     const [width, tall] = [scroller.clientWidth, scroller.clientHeight];
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(tall * ratio);
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${tall}px`;
-    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-    const style = getComputedStyle(document.documentElement);
-    const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
+    const context = sized(canvas, width, tall);
+    const colour = styled();
     const dark = document.documentElement.classList.contains("dark");
     const map = colourMap(dark);
     const [ink, ground] = dark ? [packed([255, 120, 215]), packed([40, 10, 34])] : [packed([163, 18, 122]), packed([255, 226, 246])];
@@ -385,7 +381,7 @@ export class HeatMap {
     }
     context.putImageData(image, Math.round(geometry.left * ratio), 0);
     context.scale(ratio, ratio);
-    context.font = `${Math.min(12, Math.max(10, height - 3))}px Roboto, system-ui, -apple-system, "Segoe UI", Arial, sans-serif`;
+    context.font = `${Math.min(12, Math.max(10, height - 3))}px ${FONT}`;
     context.textBaseline = "middle";
     let written = -Infinity;
     for (let index = first; index < last; index++) {
@@ -501,12 +497,10 @@ export class HeatMap {
     const title = row.group ? `${row.label} (${counted(row.members.length, "tensor")})` : row.name;
     this.tip.replaceChildren(
       element("header", {}, element("strong", {}, title)),
-      element("dl", "facts", ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
+      factTable(facts),
     );
     this.tip.hidden = false;
-    const { offsetWidth: width, offsetHeight: height } = this.tip;
-    const left = x + 18 + width > innerWidth - 8 ? x - 18 - width : x + 18;
-    this.tip.style.transform = `translate(${Math.max(8, left)}px, ${Math.max(8, Math.min(innerHeight - height - 8, y + 14))}px)`;
+    placeBeside(this.tip, x, y + 14);
   }
 
   /** A drag zooms, a click opens. @param {PointerEvent} event */
@@ -550,19 +544,7 @@ export class HeatMap {
 
   /** @param {WheelEvent} event */
   #wheel(event) {
-    if (!this.state) return;
-    const [from, to] = this.state.view;
-    const sideways = event.shiftKey ? event.deltaX || event.deltaY : event.deltaX;
-    if (event.ctrlKey || event.metaKey) {
-      event.preventDefault();
-      const at = this.#at(event).step;
-      const factor = Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.01);
-      this.callbacks.zoom(at - (at - from) * factor, at + (to - at) * factor);
-    } else if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) {
-      event.preventDefault();
-      const by = (sideways / this.state.geometry.width) * (to - from);
-      this.callbacks.zoom(from + by, to + by);
-    }
+    if (this.state) wheelZoom(event, this.state.view, this.state.geometry.width, () => this.#at(event).step, this.callbacks.zoom);
   }
 
   // ---- Keys
@@ -627,16 +609,14 @@ export class HeatMap {
     const { state } = this;
     if (!state) return;
     const bucket = this.#bucket(state.cursor ?? state.view[1]);
-    const heads = ["Tensor", state.mode.title, "Not finite"];
-    this.table.replaceChildren(element(
-      "table", "small-table",
-      element("caption", {}, bucket < 0 ? "No sample here" : `At steps ${formatCount(state.cells.step[bucket])} to ${formatCount(state.cells.stepLast[bucket])}`),
-      element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
-      element("tbody", {}, ...this.rows.map((row) => {
+    const { step, stepLast } = state.cells;
+    this.table.replaceChildren(table(
+      "small-table", ["Tensor", state.mode.title, "Not finite"],
+      this.rows.map((row) => {
         const facts = this.#facts(row, bucket);
-        return element("tr", {}, element("th", { scope: "row" }, row.group ? `${row.label} (${row.members.length})` : row.name),
-          element("td", {}, facts[1]?.[1] ?? "–"), element("td", {}, facts.find(([name]) => name === "Not finite")?.[1] ?? "–"));
-      })),
+        return [row.group ? `${row.label} (${row.members.length})` : row.name, facts[1]?.[1] ?? "–", facts.find(([name]) => name === "Not finite")?.[1] ?? "–"];
+      }),
+      bucket < 0 ? "No sample here" : `At steps ${formatCount(step[bucket])} to ${formatCount(stepLast[bucket])}`,
     ));
   }
 

@@ -6,7 +6,7 @@
  */
 
 import { formatCount, formatNumber, formatPower, formatScale } from "./format.js";
-import { element, svg } from "./host.js";
+import { FONT, element, sized, styled, svg } from "./host.js";
 
 /** @import { FormatLimits, HistogramAnswer, HistogramCallbacks, HistogramState, RidgeAnswer } from "./types.js" */
 
@@ -201,15 +201,10 @@ export class HistogramView {
     this.ridgeTitle.textContent = ridge?.step.length ? `Over time: steps ${formatCount(ridge.step[0])} (top) to ${formatCount(ridge.step[ridge.step.length - 1])}` : "";
     const ratio = devicePixelRatio || 1;
     const [width, height] = [ridgeBox.clientWidth, ridgeBox.clientHeight];
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
-    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    const context = sized(canvas, width, height);
     if (!ridge?.step.length || !width || !height) return;
     context.scale(ratio, ratio);
-    const style = getComputedStyle(document.documentElement);
-    const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
+    const colour = styled();
     const { bins, counts, step } = ridge;
     const used = [];
     for (let bin = 1; bin < bins; bin++) for (let row = 0; row < step.length; row++) if (counts[row * bins + bin] > 0) { used.push(bin); break; }
@@ -221,7 +216,7 @@ export class HistogramView {
     let most = 0;
     for (let row = 0; row < step.length; row++) for (let bin = 1; bin < bins; bin++) most = Math.max(most, counts[row * bins + bin]);
     const tall = Math.max(head, Math.min(4 * gap, 44));
-    context.font = '11px Roboto, system-ui, -apple-system, "Segoe UI", Arial, sans-serif';
+    context.font = `11px ${FONT}`;
     context.fillStyle = colour("--text-2");
     context.textAlign = "center";
     const stride = [4, 8, 16].find((size) => (to - from) / size < (width - left) / 44) ?? 32;

@@ -6,7 +6,7 @@
  * origin) each of these falls back or does nothing; the panel works all the same.
  */
 
-/** @import { Place } from "./types.js" */
+/** @import { Attributes, Place } from "./types.js" */
 
 const PREFIX = "p.tbnum.";
 const TAB = "tbnum";
@@ -277,7 +277,7 @@ export function remember(name, value) {
  * An element with its class, or with attributes and handlers (`onclick`), and its content. A text becomes text.
  *
  * @template {keyof HTMLElementTagNameMap} T
- * @param {T} tag @param {string | Record<string, any>} [attributes] @param {...(string | Node)} content
+ * @param {T} tag @param {string | Attributes} [attributes] @param {...(string | Node)} content
  * @returns {HTMLElementTagNameMap[T]}
  */
 export function element(tag, attributes = {}, ...content) {
@@ -315,4 +315,61 @@ export function copyButton(label, title, text) {
 /** @param {string} label @param {string} title @param {() => void} press */
 export function button(label, title, press) {
   return element("button", { class: "small", type: "button", title, onclick: press }, label);
+}
+
+/** A button with a sign in place of words. @param {string} sign @param {string} label @param {() => void} press @param {Attributes} [more] */
+export function iconButton(sign, label, press, more = {}) {
+  return element("button", { class: "icon-button", type: "button", title: label, "aria-label": label, onclick: press, ...more }, sign);
+}
+
+/** What opens below the charts. @param {string} label @param {(string | Node)[]} head @param {HTMLElement} close @param {...Node} content */
+export function dock(label, head, close, ...content) {
+  return element("section", { class: "dock", "aria-label": label }, element("header", "dock-head", ...head, close), ...content);
+}
+
+/** A part of a dock that scrolls, by keys too. @param {string} label @param {...Node} content */
+export function scroller(label, ...content) {
+  return element("div", { class: "table-scroller", tabindex: 0, role: "region", "aria-label": label }, ...content);
+}
+
+/** A table of which the first cell of each row is its head. @param {string} look class @param {(string | Node)[]} heads @param {(string | Node)[][]} rows @param {string} [caption] */
+export function table(look, heads, rows, caption = "") {
+  return element(
+    "table", look, ...(caption ? [element("caption", {}, caption)] : []), headRow(heads.map((head) => element("th", { scope: "col" }, head))),
+    element("tbody", {}, ...rows.map(([first, ...others]) => element("tr", {}, element("th", { scope: "row" }, first), ...others.map((cell) => element("td", {}, cell))))),
+  );
+}
+
+/** @param {HTMLElement[]} heads */
+export function headRow(heads) {
+  return element("thead", {}, element("tr", {}, ...heads));
+}
+
+/** Names and values. @param {[string, string][]} rows */
+export function factTable(rows) {
+  return element("dl", "facts", ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+}
+
+/** Puts a card beside a point of the window and within it. @param {HTMLElement} card @param {number} x @param {number} top */
+export function placeBeside(card, x, top) {
+  const { offsetWidth: width, offsetHeight: height } = card;
+  const left = x + 18 + width > innerWidth - 8 ? x - 18 - width : x + 18;
+  card.style.transform = `translate(${Math.max(8, Math.round(left))}px, ${Math.max(8, Math.round(Math.min(innerHeight - height - 8, top)))}px)`;
+}
+
+export const FONT = 'Roboto, system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif';
+
+/** What a variable of the style sheet holds now, by its name. @returns {(name: string) => string} */
+export function styled() {
+  const style = getComputedStyle(document.documentElement);
+  return (name) => style.getPropertyValue(name).trim();
+}
+
+/** A canvas made so large in pixels of the page, empty and ready to be drawn on. @param {HTMLCanvasElement} canvas @param {number} width @param {number} height */
+export function sized(canvas, width, height) {
+  const ratio = devicePixelRatio || 1;
+  [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  return /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
 }

@@ -168,7 +168,7 @@ class Panel {
   findingsButton = button("Findings", "Findings and events as a table; files to save", () => this.openDock(this.place.dock === "findings" ? null : "findings"));
   stepField = element("input", {
     class: "search step-field", type: "text", inputmode: "numeric", placeholder: "Go to step", "aria-label": "Go to step (G)",
-    onkeydown: (/** @type {KeyboardEvent} */ event) => {
+    onkeydown: (event) => {
       const wanted = this.stepField.value.replaceAll(/[,_\s]/g, "");
       if (event.key === "Enter" && /^\d+$/.test(wanted)) this.goToStep(Number(wanted));
     },

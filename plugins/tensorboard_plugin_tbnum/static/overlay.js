@@ -7,7 +7,7 @@
 
 import { ONTO_AXIS, smoothed } from "./charts.js";
 import { counted, formatAligned, formatCount, formatScale } from "./format.js";
-import { element, svg } from "./host.js";
+import { element, iconButton, svg } from "./host.js";
 import { lowerBound } from "./marks.js";
 
 /** @import { Api } from "./api.js" */
@@ -524,7 +524,7 @@ export class Overlay {
           class: at === 0 ? "overlay-run current" : "overlay-run", onmouseenter: () => look(true), onmouseleave: () => look(false), onfocusin: () => look(true), onfocusout: () => look(false),
         },
         element("span", "run-number", String(at + 1)), swatch(color, DASHES[repeat % DASHES.length]), open,
-        ...(at > 0 ? [element("button", { class: "icon-button", type: "button", title: "Take out of the charts", "aria-label": `Take ${this.#nameOf(runs)} out of the charts`, onclick: () => this.callbacks.remove(runs) }, "✕")] : []),
+        ...(at > 0 ? [iconButton("✕", `Take ${this.#nameOf(runs)} out of the charts`, () => this.callbacks.remove(runs))] : []),
       );
     }));
     const left = scene.others.length - this.others.length;

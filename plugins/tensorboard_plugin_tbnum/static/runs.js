@@ -2,7 +2,7 @@
 
 import { Api } from "./api.js";
 import { counted, formatAligned, formatCount, formatScaleShort, formatShare, statusOf } from "./format.js";
-import { element } from "./host.js";
+import { dock, element, headRow, iconButton, scroller, table } from "./host.js";
 
 /** @import { RunRow } from "./types.js" */
 
@@ -76,16 +76,10 @@ export class RunsTable {
     this.body = element("tbody");
     this.result = element("div", { class: "runs-differences", role: "status" });
     this.heads = COLUMNS.map(([id, title, of]) => element("th", { scope: "col", "data-column": id }, of ? element("button", { class: "sort", type: "button", onclick: () => this.#sortBy(id) }, title) : title));
-    const close = element("button", { class: "icon-button", type: "button", "aria-label": "Close the runs", title: "Close", onclick: () => callbacks.close() }, "✕");
-    this.scroller = element(
-      "div", { class: "findings-scroller", tabindex: 0, role: "region", "aria-label": "Table of runs", onscroll: () => this.#count() },
-      element("table", "findings-table runs-table", element("thead", {}, element("tr", {}, ...this.heads)), this.body), this.result,
-    );
-    this.element = element(
-      "section", { class: "dock", "aria-label": "Comparison of runs" },
-      element("header", "dock-head", element("h2", {}, "Runs"), element("p", "dock-message", "Show puts a run into the charts. Choose two to compare, to see how their settings differ."), close),
-      this.scroller,
-    );
+    this.scroller = scroller("Table of runs", element("table", "data-table runs-table", headRow(this.heads), this.body), this.result);
+    this.scroller.addEventListener("scroll", () => this.#count());
+    const how = element("p", "dock-message", "Show puts a run into the charts. Choose two to compare, to see how their settings differ.");
+    this.element = dock("Comparison of runs", [element("h2", {}, "Runs"), how], iconButton("✕", "Close the runs", callbacks.close), this.scroller);
   }
 
   /** @param {RunRow[]} runs @param {string} current @param {Set<string>} over those in the charts beside it @param {(run: string) => string} colorOf */
@@ -174,11 +168,7 @@ export class RunsTable {
       const [a, b] = await Promise.all([this.api.settings(first), this.api.settings(second)]);
       if (this.compared[0] !== first || this.compared[1] !== second) return;
       const rows = differences(a.settings, b.settings);
-      this.result.replaceChildren(rows.length ? element(
-        "table", "findings-table differences",
-        element("thead", {}, element("tr", {}, ...["Setting", first, second].map((head) => element("th", { scope: "col" }, head)))),
-        element("tbody", {}, ...rows.map(([path, x, y]) => element("tr", {}, element("th", { scope: "row" }, path), element("td", {}, x), element("td", {}, y)))),
-      ) : element("p", "nothing", "Their settings are the same."));
+      this.result.replaceChildren(rows.length ? table("data-table differences", ["Setting", first, second], rows) : element("p", "nothing", "Their settings are the same."));
     } catch (error) {
       this.result.replaceChildren(element("p", "nothing", error instanceof Error ? error.message : String(error)));
     }

@@ -115,6 +115,17 @@ export type Line = {
 /** What a chart needs of a `Series`. */
 export type SeriesLike = Pick<Series, "exact" | "bucketSteps" | "length" | "step" | "stepLast" | "line">;
 
+// ---- Elements
+
+/** Attributes of an element, and what it does on events. */
+export type Attributes = {
+  [name: string]: any;
+  onclick?: (event: MouseEvent) => void;
+  onkeydown?: (event: KeyboardEvent) => void;
+  onpointerdown?: (event: PointerEvent) => void;
+  onpointermove?: (event: PointerEvent) => void;
+};
+
 // ---- Marks
 
 export type LaneKind = {

@@ -1,7 +1,7 @@
 /** What the charts draw, as a table: the points in view, by the views that are shown. Loaded when it is opened. */
 
 import { formatCount, formatNumber, formatScale } from "./format.js";
-import { element } from "./host.js";
+import { dock, element, iconButton, scroller, table } from "./host.js";
 
 /** @import { ChartSpec, LineSpec, SeriesLike } from "./types.js" */
 
@@ -23,13 +23,9 @@ export class ValuesTable {
     /** @type {unknown[]} */
     this.made = [];
     this.count = element("p", { class: "dock-message", role: "status" });
-    this.table = element("table", "findings-table values-table");
-    const close = element("button", { class: "icon-button", type: "button", "aria-label": "Close the values", title: "Close", onclick: () => callbacks.close() }, "✕");
-    this.element = element(
-      "section", { class: "dock", "aria-label": "Values of the charts" },
-      element("header", "dock-head", element("h2", {}, "Values of the charts"), this.count, close),
-      element("div", { class: "findings-scroller", tabindex: 0, role: "region", "aria-label": "Table of the charts' values" }, this.table),
-    );
+    this.scroller = scroller("Table of the charts' values");
+    const close = iconButton("✕", "Close the values", callbacks.close);
+    this.element = dock("Values of the charts", [element("h2", {}, "Values of the charts"), this.count], close, this.scroller);
   }
 
   /**
@@ -43,18 +39,15 @@ export class ValuesTable {
     const points = pointsInView(series, view);
     const every = pointsInView(series, view, Infinity).length;
     this.count.textContent = `${formatCount(points.length)}${points.length < every ? ` of ${formatCount(every)}, evenly chosen: zoom in for the rest` : ""}${series.exact ? "" : `; each stands for ${formatCount(series.bucketSteps)} steps: last value (lowest to highest)`}`;
-    this.table.replaceChildren(
-      element("thead", {}, element("tr", {}, element("th", { scope: "col" }, series.exact ? "Step" : "Steps"), ...lines.map(({ spec, line }) => element("th", { scope: "col" }, spec.lines.length > 1 ? `${spec.title} ${line.label}` : spec.title)))),
-      element("tbody", {}, ...points.map((at) => element(
-        "tr", {},
-        element("th", { scope: "row" }, series.step[at] === series.stepLast[at] ? formatCount(series.step[at]) : `${formatCount(series.step[at])} to ${formatCount(series.stepLast[at])}`),
-        ...lines.map(({ spec, column }) => {
-          const write = (/** @type {number} */ value) => (spec.scale === "log2" ? formatScale(value) : formatNumber(Number(value.toPrecision(6))));
-          if (Number.isNaN(column.last[at])) return element("td", "number", "–");
-          const bounds = series.exact || column.min[at] === column.max[at] ? "" : ` (${write(column.min[at])} to ${write(column.max[at])})`;
-          return element("td", "number", write(column.last[at]) + bounds);
-        }),
-      ))),
-    );
+    const heads = [series.exact ? "Step" : "Steps", ...lines.map(({ spec, line }) => (spec.lines.length > 1 ? `${spec.title} ${line.label}` : spec.title))];
+    this.scroller.replaceChildren(table("data-table values-table", heads, points.map((at) => [
+      series.step[at] === series.stepLast[at] ? formatCount(series.step[at]) : `${formatCount(series.step[at])} to ${formatCount(series.stepLast[at])}`,
+      ...lines.map(({ spec, column }) => {
+        const write = (/** @type {number} */ value) => (spec.scale === "log2" ? formatScale(value) : formatNumber(Number(value.toPrecision(6))));
+        if (Number.isNaN(column.last[at])) return "–";
+        const bounds = series.exact || column.min[at] === column.max[at] ? "" : ` (${write(column.min[at])} to ${write(column.max[at])})`;
+        return write(column.last[at]) + bounds;
+      }),
+    ])));
   }
 }

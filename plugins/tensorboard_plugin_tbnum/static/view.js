@@ -8,7 +8,7 @@ import { eventAt } from "./charts.js";
 import {
   counted, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare, statusOf, words,
 } from "./format.js";
-import { button, copyButton, element } from "./host.js";
+import { button, copyButton, element, factTable, iconButton, placeBeside, table } from "./host.js";
 import { icon, LANES, laneOf } from "./marks.js";
 
 /** @import { Lane, LaneKind, RunRow, RunTable, StepValues, TbnumEvent } from "./types.js" */
@@ -33,8 +33,8 @@ export class RowList {
     this.inner = element("div", { class: "rows-inner", role: "presentation" });
     this.element = element("div", {
       class: "rows", tabindex: 0, role: "listbox", "aria-label": label,
-      onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
-      onclick: (/** @type {MouseEvent} */ event) => {
+      onkeydown: (event) => this.#key(event),
+      onclick: (event) => {
         const row = /** @type {HTMLElement} */ (event.target).closest("[data-index]");
         const tick = /** @type {HTMLElement} */ (event.target).closest("[data-tick]");
         if (row instanceof HTMLElement) (tick && toggle ? toggle : (/** @type {number} */ index) => this.#pick(index))(Number(row.dataset.index));
@@ -369,11 +369,6 @@ function fact(name, value) {
   return [label, JSON.stringify(plain)];
 }
 
-/** @param {[string, string][]} rows */
-function factTable(rows) {
-  return element("dl", "facts", ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
-}
-
 /** Facts that the card has a place of its own for. */
 const PLACED = new Set(["old_scale", "new_scale", "loss_scale", "evidence", "sentinel", "nonfinite_names", "tensors", "nonfinite_tensors"]);
 
@@ -452,15 +447,6 @@ export function stepText(run, step, address) {
   return [`tbnum: step ${step.step} of ${runTitle(run)}`, ...events, "", ...recordText(step), "", address].join("\n");
 }
 
-/** A small table of text. @param {string} caption @param {string[]} heads @param {(string | Node)[][]} rows */
-function smallTable(caption, heads, rows) {
-  return element(
-    "table", "small-table", element("caption", {}, caption),
-    element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
-    element("tbody", {}, ...rows.map(([first, ...others]) => element("tr", {}, element("th", { scope: "row" }, first), ...others.map((cell) => element("td", {}, cell))))),
-  );
-}
-
 /** What is known of the chosen event. */
 export class EventCard {
   /**
@@ -502,9 +488,9 @@ export class EventCard {
         "header", "card-head", icon(laneKind(event.kind)), element("h2", {}, title),
         element(
           "div", "card-buttons",
-          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => go(-1), index <= 0),
+          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => go(-1), { disabled: index <= 0 }),
           element("span", "card-place", `${formatCount(index + 1)} / ${formatCount(count)}`),
-          iconButton("›", `Next ${title.toLowerCase()} (N)`, () => go(1), index >= count - 1),
+          iconButton("›", `Next ${title.toLowerCase()} (N)`, () => go(1), { disabled: index >= count - 1 }),
           iconButton("✕", "Close (Esc)", () => close()),
         ),
       ),
@@ -535,15 +521,15 @@ export class EventCard {
     const faults = tensorsAtFault(event);
     const number = event.data.nonfinite_tensors;
     const more = typeof number === "number" && number > faults.length ? `, ${faults.length} of ${formatCount(number)}` : "";
-    if (faults.length && faults[0].nan === null) parts.push(smallTable(`Not finite${more}`, ["Tensor"], faults.map((fault) => [name(fault.name)])));
+    if (faults.length && faults[0].nan === null) parts.push(table("small-table", ["Tensor"], faults.map((fault) => [name(fault.name)]), `Not finite${more}`));
     else if (faults.length) {
-      parts.push(smallTable(`Not finite${more}, in order of the backward pass`, ["Tensor", "NaN", "∞"], faults.map((fault) => [name(fault.name), formatCount(fault.nan), formatCount(fault.inf)])));
+      parts.push(table("small-table", ["Tensor", "NaN", "∞"], faults.map((fault) => [name(fault.name), formatCount(fault.nan), formatCount(fault.inf)]), `Not finite${more}, in order of the backward pass`));
     }
     const beside = event.data.evidence?.finite_neighbours;
     if (Array.isArray(beside) && beside.length) {
-      parts.push(smallTable(
-        "Finite, computed just before", ["Tensor", "Norm", "Usually"],
-        beside.map((one) => [name(String(one.name)), ...[one.grad_norm, one.usual].map((value) => formatNumber(typeof value === "number" ? Number(value.toPrecision(4)) : revived(value)))]),
+      parts.push(table(
+        "small-table", ["Tensor", "Norm", "Usually"],
+        beside.map((one) => [name(String(one.name)), ...[one.grad_norm, one.usual].map((value) => formatNumber(typeof value === "number" ? Number(value.toPrecision(4)) : revived(value)))]), "Finite, computed just before",
       ));
     }
     return parts;
@@ -619,11 +605,7 @@ export class CursorCard {
 
   /** Beside the cursor, within the window. @param {number} x @param {number} y of the window */
   place(x, y) {
-    const { offsetWidth: width, offsetHeight: height } = this.element;
-    const gap = 18;
-    const left = x + gap + width > innerWidth - 8 ? x - gap - width : x + gap;
-    const top = Math.max(8, Math.min(innerHeight - height - 8, y - height / 3));
-    this.element.style.transform = `translate(${Math.max(8, Math.round(left))}px, ${Math.round(top)}px)`;
+    placeBeside(this.element, x, y - this.element.offsetHeight / 3);
   }
 }
 
@@ -739,9 +721,4 @@ function codeLine(code) {
 /** @param {string} label @param {() => void} changed */
 function searchField(label, changed) {
   return element("input", { class: "search", type: "search", placeholder: label, "aria-label": label, spellcheck: "false", oninput: changed });
-}
-
-/** @param {string} text @param {string} label @param {() => void} press @param {boolean} [disabled] */
-function iconButton(text, label, press, disabled = false) {
-  return element("button", { class: "icon-button", type: "button", title: label, "aria-label": label, disabled, onclick: press }, text);
 }
