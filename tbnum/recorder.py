@@ -381,6 +381,8 @@ def _thresholds(run: Run) -> set[float]:
     return {float(value) for value in first if not math.isnan(value)}
 
 
+_WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")  # what torch's wrappers put into names
+
 _UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip whose module is worth a look
 
 _ABSENT, _NO_SHARES = OptimizerRecord(), Shares()
@@ -472,6 +474,7 @@ class _Names:
         for prefix, ref in self._modules.items():
             module = ref()
             for name, parameter in () if module is None else module.named_parameters():
+                name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
                 known.setdefault(id(parameter), f"{prefix}.{name}" if prefix else name)
         label = f"{optimizer}." if len(self._optimizers) > 1 else ""
         names = [

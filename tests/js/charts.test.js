@@ -53,6 +53,13 @@ test("a one-step spike in a bucket is in the band", () => {
   assert.deepEqual(data[2], [1, 1]);
 });
 
+test("behind the loss lies what the ranks spread over, where there are several", () => {
+  const series = exact({ loss: [2, 3], "loss/rank_min": [1, 3], "loss/rank_max": [2, Infinity] });
+  const { data } = plotData(LOSS, series, options);
+  assert.deepEqual([data[1], data[2]], [[2, null], [1, 3]]);
+  assert.deepEqual(plotData(LOSS, exact({ loss: [2, 3] }), options).data[1], [null, null]);
+});
+
 test("steps become seconds and back, also where the clock was set back", () => {
   const series = exact({ loss: [1, 1, 1, 1] });
   const axis = new TimeAxis(series);

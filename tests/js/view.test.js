@@ -28,6 +28,15 @@ test("a skip's facts begin with the scale and when it was back", () => {
   assert.equal(facts["Finite gradients"], "35 × their usual length");
 });
 
+test("a skip of several ranks tells the loss of each, and whose batch it was", () => {
+  const ranks = { numbers: [0, 1], losses: [0.19, "Infinity"], guilty: [1], how: "loss" };
+  const facts = Object.fromEntries(eventFacts({ ...SKIP, data: { ...SKIP.data, ranks } }));
+  assert.equal(facts["Loss by rank"], "rank 0: 0.19\nrank 1: ∞  ← at fault");
+  const many = { numbers: [...Array(64).keys()], losses: Array(64).fill(1), guilty: [40], how: "part" };
+  const lines = Object.fromEntries(eventFacts({ ...SKIP, data: { ...SKIP.data, ranks: many } }))["Loss by rank"].split("\n");
+  assert.deepEqual(lines.slice(8), ["rank 40: 1  ← its part of the gradients is not finite", "… of 64 ranks"]);
+});
+
 test("tensors at fault are those that were counted, else those that were named", () => {
   assert.deepEqual(tensorsAtFault(SKIP), [{ name: "blocks.1.mlp.fc.weight", nan: 0, inf: 6 }]);
   const { evidence, ...data } = SKIP.data;

@@ -23,7 +23,8 @@ import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
 export const CHARTS = [
   {
     id: "loss", title: "Loss", scale: "linear", weight: 3.2, minHeight: 150, canLog: true,
-    lines: [{ column: "loss", label: "loss", color: "--loss", width: 1.75, smooth: true }],
+    lines: [{ column: "loss", label: "loss", color: "--loss", width: 1.75, smooth: true, spread: ["loss/rank_min", "loss/rank_max"] }],
+    beside: ["loss/rank_min", "loss/rank_max"],
   },
   {
     id: "scale", title: "Loss scale", scale: "log2", weight: 1.35, minHeight: 80,
@@ -172,7 +173,9 @@ export function plotData(spec, series, { scale, prefix, smoothing, xOf, beside =
     const reduced = column !== null && !series.exact && line.only !== "last";
     const averaged = smoothing > 0 && (line.smooth || ((reduced || beside) && !line.stepped && !line.dash && !line.sparse && !line.average));
     const raw = averaged && !reduced && !line.smooth ? values : nothing();
-    data.push(reduced ? convert(column.max) : raw, reduced && line.only !== "max" ? convert(column.min) : nothing());
+    const [least, greatest] = (line.spread ?? []).map((name) => series.line(name));
+    if (least && greatest) data.push(convert(greatest.max ?? greatest.last), convert(least.min ?? least.last)); // of all ranks
+    else data.push(reduced ? convert(column.max) : raw, reduced && line.only !== "max" ? convert(column.min) : nothing());
     if (line.smooth) data.push(averaged && !reduced ? values : nothing()); // raw, behind; reduced, the band is that
     data.push(averaged ? smoothed(values, smoothing) : values);
   }
@@ -1071,7 +1074,9 @@ export class Charts {
       if (model.series.exact) items.push(legendItem("raw", "line faint", own));
     }
     if (spec.id === "clip" && present.length) items.push(legendItem(clippedText(model.series, model.prefix, from, to), "", ""));
-    if (!series.exact && present.length) items.push(legendItem(`min to max of ${formatCount(series.bucketSteps)} steps`, "band", own));
+    const spread = spec.lines.some((line) => line.spread?.every((name) => series.line(name)));
+    if (spread) items.push(legendItem("min to max of the ranks", "band", own));
+    else if (!series.exact && present.length) items.push(legendItem(`min to max of ${formatCount(series.bucketSteps)} steps`, "band", own));
     if (edge) items.push(legendItem("▲ ∞  ✕ NaN", "", "", "nonfinite-key"));
     const text = own + items.map((item) => item.textContent).join();
     if (legend.dataset.text !== text) {

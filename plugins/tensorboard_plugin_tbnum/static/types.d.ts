@@ -184,6 +184,8 @@ export type LineSpec = {
   sparse?: boolean;
   /** reduced, the mean of a bucket is drawn, not its last value */
   average?: boolean;
+  /** Columns with the least and the greatest of all ranks: a band behind the line. */
+  spread?: [string, string];
   /** reduced, the maxima or the last values alone: a second band would only cloud the first */
   only?: "max" | "last";
 };

@@ -370,7 +370,7 @@ function fact(name, value) {
 }
 
 /** Facts that the card has a place of its own for. */
-const PLACED = new Set(["old_scale", "new_scale", "loss_scale", "evidence", "sentinel", "nonfinite_names", "tensors", "nonfinite_tensors"]);
+const PLACED = new Set(["ranks", "old_scale", "new_scale", "loss_scale", "evidence", "sentinel", "nonfinite_names", "tensors", "nonfinite_tensors"]);
 
 /**
  * What an event states and what speaks for it, in the order in which one asks: scale, recovery, loss, the rest.
@@ -397,8 +397,21 @@ export function eventFacts({ data }) {
   if (evidence.largest_finite != null) rows.push(["Largest finite gradient", formatNumber(revived(evidence.largest_finite))]);
   if (evidence.largest_finite_scaled != null) rows.push(["… times the scale", formatNumber(revived(evidence.largest_finite_scaled))]);
   if (evidence.norm_ratio != null) rows.push(["Finite gradients", `${formatNumber(Number(Number(evidence.norm_ratio).toPrecision(3)))} × their usual length`]);
+  rows.push(...lossOfRanks(data.ranks));
   if (evidence.began?.modules?.length) rows.push(["Began in", evidence.began.modules.join("\n")]);
   return rows;
+}
+
+/** The loss of each rank, those at fault marked. @param {Record<string, any> | null | undefined} ranks @returns {[string, string][]} */
+function lossOfRanks(ranks) {
+  if (!ranks?.numbers?.length) return [];
+  const mark = ranks.how === "part" ? "its part of the gradients is not finite" : "at fault";
+  const lines = ranks.numbers.map((/** @type {number} */ rank, /** @type {number} */ at) => {
+    const loss = ranks.losses[at] == null ? "unknown" : formatNumber(revived(ranks.losses[at]));
+    return `rank ${rank}: ${loss}${ranks.guilty.includes(rank) ? `  ← ${mark}` : ""}`;
+  });
+  const shown = lines.length <= 16 ? lines : lines.filter((/** @type {string} */ line, /** @type {number} */ at) => at < 8 || line.includes("←")).concat(`… of ${lines.length} ranks`);
+  return [["Loss by rank", shown.join("\n")]];
 }
 
 /** The sentence that a sentinel's finding makes. @param {Record<string, any> | null | undefined} seen @returns {string} */
