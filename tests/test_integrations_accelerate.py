@@ -254,7 +254,7 @@ def test_ranks_share_one_folder_and_one_event_file(tmp_path: Path) -> None:
         text=True,
         timeout=120,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(list((tmp_path / "run").glob("*tfevents*"))) == 1

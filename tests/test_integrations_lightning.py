@@ -325,7 +325,7 @@ def test_ranks_of_its_ddp_strategy_share_one_folder_and_one_event_file(tmp_path:
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (folder,) = [each for each in (tmp_path / "logs").iterdir() if each.is_dir()]

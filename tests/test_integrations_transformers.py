@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -191,7 +193,7 @@ def test_without_a_tensorboard_callback_the_record_is_in_the_output_folder(tmp_p
     "case", ["whole", "callbacks restored", "without the scaler's state", "without the callback's"]
 )
 def test_a_resumed_training_is_one_record_and_names_the_state_that_did_not_come_back(case: str, tmp_path: Path) -> None:
-    first = trainer(tmp_path, [NumericsCallback(tmp_path / "run")], **SAVING)
+    first = trainer(tmp_path, [NumericsCallback(tmp_path / "run", config={"data": Path("books")})], **SAVING)
     first.train()  # to the end; what came after the checkpoint is lost
     checkpoint = tmp_path / f"checkpoint-{SAVED_AT}"
     kept = json.loads((checkpoint / "trainer_state.json").read_text())
@@ -275,3 +277,35 @@ def test_after_a_training_that_raised_the_next_one_is_recorded(tmp_path: Path) -
     ours.train()
     sessions = [tbnum.read(tmp_path / "run", session=number)["."] for number in (0, 1)]
     assert [len(each.steps["step"]) for each in sessions] == [3, STEPS]
+
+
+# -- ranks -----------------------------------------------------------------------------------------------------------
+
+RANKS = """
+import sys
+import torch
+torch.set_num_threads(1)
+from tests.test_integrations_transformers import NumericsCallback, trainer
+trainer(sys.argv[1], [NumericsCallback()], with_scaler=False, ddp_backend="gloo").train()
+"""
+
+
+def test_ranks_share_one_folder_and_one_event_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANKS)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, "train.py", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(list((tmp_path / "tbnum").glob("*tfevents*"))) == 1
+    ranks = {path.name.split(".")[-2] for path in (tmp_path / "tbnum").glob("*.tbnum")} - {"tensors"}
+    assert ranks == {"rank0", "rank1"}
+    run = run_of(tmp_path / "tbnum")
+    assert run.meta["world_size"] == 2 and len(run.steps["step"]) == STEPS
+    assert np.isfinite(run.steps["loss"]).all() and (run.steps["max_norm"] == MAX_NORM).all()
+    assert "gpt.transformer.wte.weight" in run.meta["parameters"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from types import FrameType
@@ -52,10 +53,11 @@ class NumericsCallback(TrainerCallback, ExportableState):
         return self._recording.monitor
 
     def state(self) -> dict[str, Any]:
-        """Of this callback, for the Trainer's checkpoint: plain values."""
-        logdir = self._recording.logdir
-        arguments = {"logdir": None if logdir is None else os.fspath(logdir), **self._recording.options}
-        return {"args": arguments, "attributes": {"saved": _state(self._recording)}}
+        """Of this callback, for the Trainer's checkpoint: what JSON can hold, else the Trainer could not write it."""
+        arguments = {"logdir": self._recording.logdir, **self._recording.options}
+        state = {"args": arguments, "attributes": {"saved": _state(self._recording)}}
+        plain: dict[str, Any] = json.loads(json.dumps(state, default=str))
+        return plain
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -79,8 +81,9 @@ class NumericsCallback(TrainerCallback, ExportableState):
             warn(f"tbnum records nothing of this training: {error}")
             return
         folder = os.path.join(args.output_dir, "tbnum", state.trial_name or "")
-        # Its folder is named by the time, which the other processes do not know.
-        writer = _tensorboard_writer(self) if args.world_size == 1 else None
+        # Its folder is named by the time, which the other processes do not know: they all write elsewhere then.
+        its_folder_may_do = args.world_size == 1 or self._recording.logdir is not None
+        writer = _tensorboard_writer(self) if its_folder_may_do else None
         scaler = getattr(optimizer, "scaler", None)
         resumed = state.global_step > 0
         self._recording.begin(optimizer, scaler, kwargs["model"], folder=folder, writer=writer, resumed=resumed)
