@@ -237,6 +237,23 @@ def test_the_legend_filters_marks_and_list(shared: TensorBoard, look: Look):
     expect(panel.frame.locator(".event-row[data-kind=skip]")).to_have_count(1)
 
 
+def test_the_legend_filters_by_cause(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    legend = panel.frame.get_by_role("group", name="Kinds of marks")
+    skips = [event for event in events_of(shared, "gpt/demo") if event["kind"] == "skip"]
+    probes = [event for event in skips if event["cause"] == "growth_probe"]
+    assert 0 < len(probes) < len(skips)
+    legend.get_by_role("button", name=f"growth probe {len(probes)}").click()
+    panel.wait_until(lambda: sum(count for _, count in panel.marks("skip")) == len(skips) - len(probes), "fewer marks")
+    expect(panel.frame.locator(".events-head h2")).to_contain_text(" of ")
+    expect(panel.frame.locator(".cause-growth_probe")).to_have_count(0)
+    expect(panel.frame.locator(".facts-line")).to_contain_text(
+        f"{len(skips)} skips"
+    )  # what is hidden happened all the same
+    legend.get_by_role("button", name="Skips").click()
+    expect(legend.get_by_role("button", name="growth probe")).to_be_disabled()
+
+
 def test_every_non_finite_loss_has_its_mark_and_a_stretch_of_them_one_row(shared: TensorBoard, look: Look):
     panel = look(shared).open("diverging").drawn()
     panel.wait_until(lambda: bool(panel.marks("nonfinite_loss")), "marks of non-finite losses")

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { buildLanes, cluster, laneOf, lowerBound, onCurve, pillWidth } from "../../plugins/tensorboard_plugin_tbnum/static/marks.js";
+import { buildLanes, causesOf, cluster, laneOf, lowerBound, onCurve, pillWidth, shownLanes } from "../../plugins/tensorboard_plugin_tbnum/static/marks.js";
 
 const event = (step, kind, more = {}) => ({
   step, kind, wall_time: step, elapsed: step, severity: "info", optimizer: null, cause: null, message: "", remedy: "", data: {}, ...more,
@@ -16,6 +16,20 @@ test("events go to the lane of their kind, and an unknown kind is a finding", ()
   assert.equal(laneOf("kind_of_a_later_version"), "finding");
   const lanes = buildLanes([event(3, "skip"), event(3, "scale_backoff"), event(9, "skip")], null);
   assert.deepEqual(lanes.map((lane) => [lane.kind.id, [...lane.steps]]), [["skip", [3, 9]], ["scale_backoff", [3]]]);
+});
+
+test("marks are turned off by their kind, and by a cause of theirs", () => {
+  const lanes = buildLanes([
+    event(1, "skip", { cause: "scale_warmup" }), event(2, "skip", { cause: "bad_batch" }), event(3, "skip", { cause: "scale_warmup" }), event(4, "scale_growth"),
+  ], null);
+  assert.deepEqual(causesOf(lanes[0]), [["scale_warmup", 2], ["bad_batch", 1]]);
+  assert.deepEqual(causesOf(lanes[1]), [], "one cause is none to choose by");
+  const steps = (...hidden) => shownLanes(lanes, new Set(hidden)).map((lane) => [...lane.steps]);
+  assert.deepEqual(steps(), [[1, 2, 3], [4]]);
+  assert.deepEqual(steps("skip/scale_warmup"), [[2], [4]]);
+  assert.deepEqual(steps("skip/scale_warmup", "skip/bad_batch"), [[4]]);
+  assert.deepEqual(steps("skip"), [[4]]);
+  assert.equal(shownLanes(lanes, new Set())[0], lanes[0], "nothing is made anew where nothing is hidden");
 });
 
 test("each non-finite loss has a mark, and a stretch of them one event", () => {

@@ -13,7 +13,7 @@ import {
   linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, stepLabels, timeLabels, timeTicks,
 } from "./format.js";
 import { FONT, button, element, iconButton, styled, svg } from "./host.js";
-import { cluster, glyph, lowerBound, onCurve, pillWidth } from "./marks.js";
+import { cluster, glyph, lowerBound, onCurve, pillWidth, shownLanes } from "./marks.js";
 
 /** @import { Series } from "./api.js" */
 /** @import { Overlay } from "./overlay.js" */
@@ -896,7 +896,7 @@ export class Charts {
 
   #shownLanes() {
     const { lanes, hidden } = this.shown;
-    return lanes.filter((lane) => !hidden.has(lane.kind.id));
+    return shownLanes(lanes, hidden);
   }
 
   #layoutLanes() {

@@ -753,8 +753,7 @@ class Panel {
     this.selected = event;
     this.place.event = event ? { step: event.step, kind: event.kind } : null;
     if (event && this.loaded) {
-      const lane = laneOf(event.kind);
-      if (this.hidden.delete(lane)) this.legend.show(this.loaded.lanes, this.hidden);
+      for (const id of [laneOf(event.kind), `${laneOf(event.kind)}/${event.cause ?? "unknown"}`]) this.hidden.delete(id);
       const [from, to] = this.place.zoom ?? this.#extent();
       const inside = event.step >= from && event.step <= to;
       const tight = to - from <= 1.5 * EVENT_ZOOM_STEPS;

@@ -69,6 +69,27 @@ export function buildLanes(events, nonfiniteLoss) {
   return lanes;
 }
 
+/** What the legend turns off of a lane's events by: their kind, or a cause of theirs. @param {Lane} lane @param {string | null} cause */
+export function causeId({ kind }, cause) {
+  return `${kind.id}/${cause ?? "unknown"}`;
+}
+
+/** How many of a lane's events have each cause, the commonest first; empty where there is one. @param {Lane} lane @returns {[string, number][]} */
+export function causesOf({ events, owner }) {
+  /** @type {Map<string, number>} */
+  const causes = new Map();
+  if (!owner) for (const { cause } of events) causes.set(cause ?? "unknown", (causes.get(cause ?? "unknown") ?? 0) + 1);
+  return causes.size > 1 ? [...causes].sort((a, b) => b[1] - a[1]) : [];
+}
+
+/** The lanes, and of them the events, that the legend lets through. @param {Lane[]} lanes @param {Set<string>} hidden ids of kinds and of causes */
+export function shownLanes(lanes, hidden) {
+  return lanes.filter((lane) => !hidden.has(lane.kind.id)).map((lane) => {
+    const events = hidden.size && !lane.owner ? lane.events.filter(({ cause }) => !hidden.has(causeId(lane, cause))) : lane.events;
+    return events.length === lane.events.length ? lane : { ...lane, events, steps: Float64Array.from(events, ({ step }) => step) };
+  }).filter(({ steps }) => steps.length);
+}
+
 /**
  * Every non-finite loss has its mark; losses that are non-finite step after step share one event, so that the list
  * of a run that diverged stays readable.

@@ -9,7 +9,7 @@ import {
   counted, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare, statusOf, words,
 } from "./format.js";
 import { button, copyButton, element, factTable, iconButton, placeBeside, table } from "./host.js";
-import { icon, LANES, laneOf } from "./marks.js";
+import { LANES, causeId, causesOf, icon, laneOf, shownLanes } from "./marks.js";
 
 /** @import { Lane, LaneKind, RunRow, RunTable, StepValues, TbnumEvent } from "./types.js" */
 
@@ -622,30 +622,37 @@ export class CursorCard {
   }
 }
 
-/** Chips that turn kinds of marks on and off. */
+/** Chips that turn marks on and off, by kind and by cause. */
 export class Legend {
   /** @param {(id: string) => void} toggle */
   constructor(toggle) {
     this.element = element("div", { class: "legend", role: "group", "aria-label": "Kinds of marks" });
     this.toggle = toggle;
     this.drawn = "";
+    /** What there is, counted once: drawings ask again and again. @type {{lanes: Lane[] | null, text: string}} */
+    this.counted = { lanes: null, text: "" };
   }
 
   /** @param {Lane[]} lanes @param {Set<string>} hidden */
   show(lanes, hidden) {
-    const drawn = JSON.stringify([lanes.map((lane) => [lane.kind.id, lane.steps.length]), [...hidden]]);
+    if (lanes !== this.counted.lanes) this.counted = { lanes, text: JSON.stringify(lanes.map((lane) => [lane.kind.id, lane.steps.length, causesOf(lane)])) };
+    const drawn = JSON.stringify([this.counted.text, ...hidden]);
     if (drawn === this.drawn) return;
     this.drawn = drawn;
     const focused = /** @type {HTMLElement | null} */ (this.element.contains(document.activeElement) ? document.activeElement : null)?.dataset.lane;
-    this.element.replaceChildren(...lanes.map(({ kind, steps }) => {
-      const shown = !hidden.has(kind.id);
-      return element(
-        "button", {
-          class: "chip", type: "button", "data-lane": kind.id, "aria-pressed": String(shown),
-          title: `${shown ? "Hide" : "Show"} ${kind.plural}`, onclick: () => this.toggle(kind.id),
-        },
-        icon(kind), kind.label, element("span", "chip-count", formatCount(steps.length)),
-      );
+    const chip = (/** @type {string} */ id, /** @type {string} */ what, /** @type {number} */ count, /** @type {(string | Node)[]} */ name, /** @type {boolean} */ off) => element(
+      "button", {
+        class: "chip", type: "button", "data-lane": id, "aria-pressed": String(!hidden.has(id)), disabled: off,
+        title: `${hidden.has(id) ? "Show" : "Hide"} ${what}`, onclick: () => this.toggle(id),
+      },
+      ...name, element("span", "chip-count", formatCount(count)),
+    );
+    this.element.replaceChildren(...lanes.flatMap((lane) => {
+      const { kind, steps } = lane;
+      return [
+        chip(kind.id, kind.plural, steps.length, [icon(kind), kind.label], false),
+        ...causesOf(lane).map(([cause, count]) => chip(causeId(lane, cause), `${kind.plural} of the cause ${words(cause)}`, count, [words(cause)], hidden.has(kind.id))),
+      ];
     }));
     if (focused) /** @type {HTMLElement | null} */ (this.element.querySelector(`[data-lane="${focused}"]`))?.focus();
   }
@@ -665,11 +672,10 @@ export function skipSummary(events, steps, known = true) {
   return `${counted(skips.length, "skip")} (${formatShare(skips.length, steps)}): ${parts.join(", ")}`;
 }
 
-/** The events of lanes that are not hidden, in order of step. @param {Lane[]} lanes @param {Set<string>} hidden */
+/** The events that the legend lets through, in order of step. @param {Lane[]} lanes @param {Set<string>} hidden */
 export function listedEvents(lanes, hidden) {
-  const shown = lanes.filter((lane) => !hidden.has(lane.kind.id));
   const order = new Map(LANES.map((lane, index) => [lane.id, index]));
-  return shown.flatMap((lane) => lane.events).sort((a, b) => a.step - b.step
+  return shownLanes(lanes, hidden).flatMap((lane) => lane.events).sort((a, b) => a.step - b.step
     || (order.get(laneOf(a.kind)) ?? 0) - (order.get(laneOf(b.kind)) ?? 0));
 }
 
