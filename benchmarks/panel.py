@@ -117,7 +117,8 @@ OPENED = """() => ({
   modules: performance.getEntriesByType("resource").filter(
     (entry) => entry.name.split("?")[0].endsWith(".js") && entry.startTime < probe.drawn).length,
   kilobytes: performance.getEntriesByType("resource").filter(
-    (entry) => entry.name.includes("/static/") && entry.startTime < probe.drawn).reduce((sum, entry) => sum + entry.decodedBodySize, 0) / 1e3,
+    (entry) => entry.name.includes("/static/") && entry.startTime < probe.drawn)
+    .reduce((sum, entry) => sum + entry.decodedBodySize, 0) / 1e3,
   foreign: performance.getEntriesByType("resource").filter((entry) => !entry.name.startsWith(location.origin)).length,
 })"""
 
