@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { RunColors, bucketAt, groupName, linesOf, shortNames, spread } from "../../plugins/tensorboard_plugin_tbnum/static/overlay.js";
+import { RunColors, apart, bucketAt, groupName, linesOf, shortNames } from "../../plugins/tensorboard_plugin_tbnum/static/overlay.js";
 
 test("a run keeps the colour that TensorBoard gave it, however many come after it", () => {
   const colors = new RunColors();
@@ -53,11 +53,13 @@ test("seeds are called together by what their names begin with", () => {
   assert.equal(groupName(["x", "y"]), "one setting · 2 seeds");
 });
 
-test("labels stand apart, in their order, near their lines and inside", () => {
-  assert.deepEqual(spread([10, 12, 50], 10, 0, 100), [10, 20, 50]);
-  assert.deepEqual(spread([95, 97, 99], 10, 0, 100), [80, 90, 100]);
-  assert.deepEqual(spread([-5], 10, 0, 100), [0]);
-  assert.deepEqual(spread([], 10, 0, 100), []);
+test("labels stand apart, near their lines and inside", () => {
+  const places = (ys, xs = ys.map(() => 0)) => apart(ys.map((y, at) => ({ x: xs[at], y })), 10, 10, 0, 100).map(({ y }) => y);
+  assert.deepEqual(places([10, 12, 50]), [10, 20, 50]);
+  assert.deepEqual(places([95, 97, 99]), [95, 85, 75], "at the edge they go the other way");
+  assert.deepEqual(places([-5, 130]), [0, 100]);
+  assert.deepEqual(places([10, 12, 12], [0, 30, 60]), [10, 12, 12], "those that end elsewhere are in nobody's way");
+  assert.deepEqual(places([]), []);
 });
 
 test("x is in the bucket that begins at it or before it, and in none beyond the ends", () => {

@@ -666,7 +666,7 @@ export class Charts {
         // A cursor that snaps looks like a drag to uPlot, which would swallow the click.
         drag: { x: true, y: false, setScale: false, dist: 5, click: () => {} },
         move: (u, left, top) => [this.#snapped(u, left), top],
-        dataIdx: (_, __, hovered) => (this.model?.series.exact ? hovered : /** @type {any} */ (null)),
+        dataIdx: (u, _, hovered, x) => (this.model?.series.exact && x <= u.data[0][u.data[0].length - 1] ? hovered : /** @type {any} */ (null)),
         points: {
           size: 7,
           show: (u, at) => /** @type {any} */ ((u.series[at].width ?? 0) <= 1 ? false : element("div", "cursor-point")),

@@ -307,7 +307,7 @@ class Panel {
     }
     const changed = (asked === run && loaded) || (await this.#load(run));
     this.#showStatus();
-    if (table !== before && this.place.over.length) {
+    if (this.place.over.length && (table !== before || this.overlay?.stale)) {
       this.#draw();
       this.overlay?.ask(true);
     }
@@ -827,9 +827,11 @@ class Panel {
     if (!this.loaded || !this.charts) return;
     const { overview, lanes, info } = this.loaded;
     const series = this.#series();
-    const known = step > (overview.header.last_step ?? 0) ? { run: "", version: "", step, values: {}, events: [] } : this.steps.get(step) ?? this.#known(step);
+    const beyond = step > (overview.header.last_step ?? 0); // where only others go on
+    const known = beyond ? { run: "", version: "", step, values: {}, events: [] } : this.steps.get(step) ?? this.#known(step);
     const text = this.cursorCard.show(step, known, {
       beside: this.#valuesBeside(step, known),
+      title: beyond && this.place.axis !== "step" ? "After this run's end" : "",
       prefix: this.#prefix(info),
       elapsed: new TimeAxis(series.exact ? series : overview).xOf(step) + (series.exact ? series.wallTime[0] - overview.wallTime[0] : 0),
       events: eventsAt(lanes, step, lowerBound),

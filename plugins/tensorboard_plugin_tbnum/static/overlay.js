@@ -84,13 +84,24 @@ export function groupName(names) {
 }
 
 /**
- * Where labels stand that would like to be at `wanted`, in order of it, without touching: as near to it as they can.
- * @param {number[]} wanted ascending @param {number} gap @param {number} low @param {number} high
+ * Where labels stand that would like to be at their `y`, without touching those beside them: each as near to it as it can.
+ * @param {T[]} ends @param {number} width @param {number} height of a label @param {number} low @param {number} high
+ * @template {{x: number, y: number}} T
+ * @returns {T[]} in order of the wished y
  */
-export function spread(wanted, gap, low, high) {
-  const placed = wanted.slice();
-  for (let at = 0; at < placed.length; at++) placed[at] = Math.max(placed[at], at ? placed[at - 1] + gap : low);
-  for (let at = placed.length - 1; at >= 0; at--) placed[at] = Math.min(placed[at], at < placed.length - 1 ? placed[at + 1] - gap : high);
+export function apart(ends, width, height, low, high) {
+  /** @type {T[]} */
+  const placed = [];
+  for (const end of [...ends].sort((a, b) => a.y - b.y)) {
+    const beside = placed.filter(({ x }) => Math.abs(x - end.x) < width).sort((a, b) => a.y - b.y);
+    let y = Math.max(low, end.y);
+    for (const other of beside) if (Math.abs(y - other.y) < height) y = other.y + height;
+    if (y > high) {
+      y = high;
+      for (const other of beside.reverse()) if (Math.abs(y - other.y) < height) y = other.y - height;
+    }
+    placed.push({ ...end, y });
+  }
   return placed;
 }
 
@@ -214,7 +225,9 @@ export class Overlay {
       this.nearSpan = this.nearRange[1] - this.nearRange[0];
       this.callbacks.draw();
     } catch (error) {
-      if (!(error instanceof Error && error.name === "AbortError")) this.callbacks.failed(error);
+      if (error instanceof Error && error.name === "AbortError") return;
+      this.asked = this.askedNear = "";
+      this.callbacks.failed(error);
     }
   }
 
@@ -245,6 +258,11 @@ export class Overlay {
     if (!this.scene || this.asked !== JSON.stringify([this.lines, this.scene.axis, this.scene.columns])) return null;
     const ends = this.whole.flatMap(({ first, last }) => (first === null || last === null ? [] : [first, last]));
     return ends.length ? [Math.min(...ends), Math.max(...ends)] : null;
+  }
+
+  /** Whether what was asked for did not come. */
+  get stale() {
+    return this.active && this.asked === "" && this.lines.length > 0;
   }
 
   /** What is drawn of the view: the finer of what is there. */
@@ -366,23 +384,13 @@ export class Overlay {
 
   /** Numbers at the ends of lines, as in the legend: colour is not needed to tell them apart. @param {Plot} plot @param {{x: number, y: number, text: string}[]} ends @param {number} ratio */
   #number({ ctx, bbox }, ends, ratio) {
-    const gap = 10.5 * ratio;
     if (ends.length > MOST_NUMBERED) return;
-    ends.sort((a, b) => a.x - b.x);
-    for (let first = 0; first < ends.length; ) { // those that end beside each other
-      let after = first + 1;
-      while (after < ends.length && ends[after].x - ends[after - 1].x < 18 * ratio) after += 1;
-      const column = ends.slice(first, after).sort((a, b) => a.y - b.y);
-      if (column.length * gap > bbox.height) return;
-      const places = spread(column.map(({ y }) => y), gap, bbox.top + gap / 2, bbox.top + bbox.height - gap / 2);
-      column.forEach((end, at) => { end.y = places[at]; });
-      first = after;
-    }
+    const gap = 10.5 * ratio;
     ctx.save();
     ctx.font = FONT.replace("10px", `${10 * ratio}px`);
     ctx.textBaseline = "middle";
     const ground = getComputedStyle(document.body).backgroundColor;
-    for (const { x, y, text } of ends) {
+    for (const { x, y, text } of apart(ends, 13 * ratio, gap, bbox.top + gap / 2, bbox.top + bbox.height - gap / 2)) {
       const inside = x < bbox.left + bbox.width - 2 * ratio;
       ctx.lineWidth = 3 * ratio;
       ctx.strokeStyle = ground;

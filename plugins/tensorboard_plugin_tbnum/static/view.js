@@ -579,11 +579,11 @@ export class CursorCard {
   /**
    * @param {number} step
    * @param {StepValues | null} known null while it is being fetched
-   * @param {{prefix: string, elapsed: number | null, events: TbnumEvent[], bucket: string | null, pinned: StepValues | null, beside: {element: HTMLElement, text: string, many: boolean} | null}} more
+   * @param {{prefix: string, elapsed: number | null, events: TbnumEvent[], bucket: string | null, pinned: StepValues | null, beside: {element: HTMLElement, text: string, many: boolean} | null, title: string}} more
    *   `pinned`: the step that this one is held against
    * @returns {string} the same as one line of text
    */
-  show(step, known, { prefix, elapsed, events, bucket, pinned, beside }) {
+  show(step, known, { prefix, elapsed, events, bucket, pinned, beside, title }) {
     const value = (/** @type {string} */ name) => /** @type {any} */ (known ? known.values[name] ?? null : undefined);
     const own = (/** @type {string} */ name) => value(prefix + name);
     const other = (/** @type {string} */ name) => /** @type {any} */ (pinned && pinned.step !== step ? pinned.values[name] : undefined);
@@ -604,9 +604,9 @@ export class CursorCard {
       ["Skipped", skipped === undefined ? "…" : skipped ? "yes" : "no"],
     ];
     this.element.replaceChildren(
-      element("header", {}, element("strong", {}, `Step ${formatCount(known?.step ?? step)}`), element("span", {}, formatElapsed(elapsed))),
+      element("header", {}, element("strong", {}, title || `Step ${formatCount(known?.step ?? step)}`), element("span", {}, formatElapsed(elapsed))),
       ...(beside ? [beside.element] : []),
-      ...(beside?.many ? [] : [factTable(rows)]),
+      ...(beside?.many || (known && !Object.keys(known.values).length) ? [] : [factTable(rows)]),
       ...events.slice(0, 3).map(({ kind, cause }) => element("p", "cursor-event", icon(laneKind(kind)), eventTitle(kind) + (cause ? `: ${words(cause)}` : ""))),
       ...(bucket ? [element("p", "cursor-bucket", bucket)] : []),
       ...(pinned && pinned.step !== step ? [element("p", "cursor-bucket", `Differences are from step ${formatCount(pinned.step)}, ${counted(Math.abs(step - pinned.step), "step")} ${step > pinned.step ? "before" : "after"}`)] : []),
