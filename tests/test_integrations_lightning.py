@@ -287,11 +287,13 @@ def test_trouble_in_a_hook_is_a_warning_and_the_training_is_the_same(
 
 # -- ranks -----------------------------------------------------------------------------------------------------------
 
-DDP = """
-import sys, torch
+RANKS = """
+import os, sys, torch
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.plugins import MixedPrecision
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 from tbnum.integrations.lightning import NumericsCallback
 from tests.loops import Half, batches
@@ -306,31 +308,52 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
-if __name__ == "__main__":
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=4)
+class Sharded(Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(8, 1)
+    def configure_model(self):
+        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+def fit(module, name, **settings):
     pl.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", logger=TensorBoardLogger(sys.argv[1], name=""),
-        plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)], callbacks=NumericsCallback(), max_epochs=1,
-        gradient_clip_val=0.5, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=True,
-    ).fit(Module(), DataLoader(torch.stack(batches(16)), batch_size=None))
+        accelerator="cpu", devices=2, callbacks=NumericsCallback(), max_epochs=1, gradient_clip_val=0.5,
+        logger=TensorBoardLogger(sys.argv[1], name=name), enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, use_distributed_sampler=False, **settings,
+    ).fit(module, DataLoader(batches(16)[int(os.environ["RANK"]) :: 2], batch_size=None))
+
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=4)
+fit(Module(), "ddp", strategy="ddp", plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)])
+fit(Sharded(), "fsdp2", strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1))
 """
 
 
-def test_ranks_of_its_ddp_strategy_share_one_folder_and_one_event_file(tmp_path: Path) -> None:
-    script = tmp_path / "ddp.py"
-    script.write_text(DDP)
+def test_ranks_share_one_folder_and_one_event_file_and_their_norms_are_those_of_one_process(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANKS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launch, str(script), str(tmp_path / "logs")],
+        [*launch, str(script), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (folder,) = [each for each in (tmp_path / "logs").iterdir() if each.is_dir()]
-    assert len(list(folder.glob("*tfevents*"))) == 1
-    ranks = {path.name.split(".")[-2] for path in folder.glob("*.tbnum")} - {"tensors"}
-    assert ranks == {"rank0", "rank1"}
-    run = run_of(folder)
-    assert len(run.steps["step"]) == 8 and run.steps["skipped"].any() and (run.meta["world_size"]) == 2
+    for name in ("ddp", "fsdp2"):
+        (folder,) = (tmp_path / name).iterdir()  # both ranks chose the same version
+        assert len(list(folder.glob("*tfevents*"))) == 1
+        assert {path.name.split(".")[-2] for path in folder.glob("*.tbnum")} - {"tensors"} == {"rank0", "rank1"}
+        run = run_of(folder)
+        assert run.meta["world_size"] == 2 and len(run.steps["step"]) == 8
+        assert run.steps["skipped"].any() == (name == "ddp")
+
+    torch.manual_seed(0)
+    Half()
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path / "one process"):
+        train(model, optimizer, None, batches(16), max_norm=0.5, accumulate=2)
+    plain = run_of(tmp_path / "one process")
+    for column in ("grad_norm", "grad_norm_clipped"):
+        np.testing.assert_allclose(run.steps[column], plain.steps[column], rtol=1e-5, err_msg=column)
