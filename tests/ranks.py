@@ -166,6 +166,26 @@ def fsdp1_original(folder: Path) -> None:
     fsdp1(folder, use_orig_params=True)
 
 
+def fsdp1_unnamed(folder: Path) -> None:
+    """Without `model=`, by which tbnum would know how it is sharded."""
+    model = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    optimizer = sgd(model)
+    with tbnum.wrap(optimizer, logdir=folder):
+        loss_of(model(share(data()[0]))).backward()
+        optimizer.step()
+
+
+def few(folder: Path) -> None:
+    """One tensor of three elements: the last of four ranks has nothing of it, and no gradient."""
+    model = FullyShardedDataParallel(nn.Linear(3, 1, bias=False), device_id=torch.device("cpu"), use_orig_params=True)
+    optimizer = sgd(model)
+    with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=1):
+        for x in data():
+            optimizer.zero_grad()
+            loss_of(model(x[:, :3])).backward()
+            optimizer.step()
+
+
 def fsdp1_hybrid(folder: Path) -> None:
     mesh = mesh_of(2, dist.get_world_size() // 2)
     fsdp1(folder, device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
@@ -237,7 +257,7 @@ def stages(folder: Path) -> None:
 
 
 def spoiled(folder: Path, model: nn.Module) -> None:
-    """Two micro-batches a step. Rank 1's second at step 3 is far too large, and rank 2's first at step 5 is infinite."""
+    """Two micro-batches a step. Rank 1's second at step 3 is far too large, rank 2's first at step 5 is infinite."""
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     rank = dist.get_rank()
@@ -340,7 +360,21 @@ def counted(folder: Path) -> None:
     (folder / f"counts{dist.get_rank()}.json").write_text(json.dumps(found))
 
 
-ALL = (ddp, fsdp2, fsdp2_scaled, hsdp, fsdp1, fsdp1_original, fsdp1_hybrid, fsdp1_whole, by_hand, partial, stages)
+ALL = (
+    ddp,
+    fsdp2,
+    fsdp2_scaled,
+    hsdp,
+    fsdp1,
+    fsdp1_original,
+    fsdp1_hybrid,
+    fsdp1_whole,
+    fsdp1_unnamed,
+    few,
+    by_hand,
+    partial,
+    stages,
+)
 ALL += (spoiled_ddp, spoiled_fsdp2, unreduced, uneven, own_folders, counted, killed)
 SCENARIOS: Mapping[str, Callable[[Path], None]] = {each.__name__: each for each in ALL}
 

@@ -28,8 +28,10 @@ from tests.recorded import START, record, row, skip
 from tests.routes import Panel
 
 NORMS = ("grad_norm", "grad_norm_clipped", "param_norm", "update_norm", "clip_coef")
-OF_FOUR = "ddp fsdp2_scaled hsdp fsdp1 fsdp1_original fsdp1_hybrid fsdp1_whole by_hand partial stages spoiled_ddp "
-OF_FOUR += "spoiled_fsdp2 unreduced uneven own_folders counted fsdp2"
+OF_FOUR = (
+    "ddp fsdp2 fsdp2_scaled hsdp fsdp1 fsdp1_original fsdp1_hybrid fsdp1_whole fsdp1_unnamed few by_hand partial "
+    "stages spoiled_ddp spoiled_fsdp2 unreduced uneven own_folders counted"
+)
 
 
 def launch(folder: Path, processes: int, scenarios: str) -> dict[str, Run]:
@@ -138,6 +140,34 @@ def test_plain_pipeline_stages_add_up_and_their_replicas_do_not(four: dict[str, 
     assert set(four["stages"].tensors.names) == {
         f"stage{stage}.{name}" for stage in (0, 1) for name in ("weight", "bias")
     }
+
+
+def test_a_rank_without_a_part_of_a_flat_parameter_counts_as_nothing(four: dict[str, Run]) -> None:
+    run = four["few"]
+    model = torch.nn.Linear(3, 1, bias=False)
+    assert run.events == [] and run.problems == []
+    for name in ("grad_norm", "param_norm", "update_norm"):
+        assert np.isfinite(run.steps[name]).all(), name
+    np.testing.assert_allclose(run.tensors["param_norm"].values[:, 0], run.steps["param_norm"], rtol=1e-6)
+    assert run.histograms["parameter"].at(0).counts.sum() == 2 * model.weight.numel()  # the tensor, and the whole
+
+
+def test_flat_parameters_of_a_model_that_was_not_given_are_unknown_and_say_so(four: dict[str, Run]) -> None:
+    run = four["fsdp1_unnamed"]
+    assert np.isnan(run.steps["grad_norm"]).all() and np.isnan(run.steps["param_norm"]).all()
+    assert "pass model= to tbnum.wrap()" in run.problems[0]
+
+
+def test_a_part_whose_table_is_lost_is_no_zero(four: dict[str, Run], tmp_path: Path) -> None:
+    for path in four["fsdp2"].folder.glob("*.tbnum"):
+        if not path.name.endswith("rank2.tensors.tbnum"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    run = Run(tmp_path)
+    _, names, values = run.tensors["grad_norm"]
+    elements = {name: len(ranks.Net().get_parameter(name).chunk(4)) for name in names}
+    for at, name in enumerate(names):
+        assert np.isnan(values[:, at]).all() == (elements[name] > 2), name
+    assert np.isfinite(run.steps["grad_norm"]).all()
 
 
 def test_a_gradient_that_is_not_reduced_yet_leaves_the_norm_unknown_and_says_why(four: dict[str, Run]) -> None:

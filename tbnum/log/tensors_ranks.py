@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tbnum.formats import BINS
 from tbnum.log.ranks import Plan, RankRecord, Ranks
 from tbnum.log.schema import HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
 from tbnum.log.tensors import HistogramTable
@@ -18,43 +20,53 @@ _OF_PARAMETERS = ("param_norm", "update_norm")
 
 
 class _Part(NamedTuple):
-    """One rank's values of a column: (S, P), and the steps (S,) at which it has any; what of it counts."""
+    """One rank's values of a column, and what of it counts."""
 
-    values: np.ndarray
-    there: np.ndarray  # (S,) bool
+    values: np.ndarray  # (S, P)
     counts: np.ndarray  # (P,) bool
     elements: np.ndarray  # (P,) on this rank
 
 
 class _Owned:
-    """Which of a session's tensors count on which rank, by name."""
+    """Which of a session's tensors count on which rank, by name. `tables`: of each rank; one may have none."""
 
-    def __init__(self, by_rank: Mapping[int, RankRecord], plans: Mapping[str, Plan]) -> None:
-        self.by_rank = by_rank
+    def __init__(
+        self, by_rank: Mapping[int, RankRecord], plans: Mapping[str, Plan], tables: Mapping[int, Tensors]
+    ) -> None:
+        self._layouts = {rank: record.meta.get("layouts") or {} for rank, record in by_rank.items()}
         self._plans = plans
-        self._several = len(plans) > 1
+        self._tables = tables
         self._known: dict[tuple[int, str], dict[str, tuple[bool, int]]] = {}
 
-    def of(self, rank: int, column: str, tables: Tensors) -> dict[str, tuple[bool, int]]:
+    def of(self, rank: int, column: str) -> dict[str, tuple[bool, int]]:
         """By name of a tensor: whether this rank's part of `column` counts, and how many elements it has here."""
         kind = "parameters" if column in _OF_PARAMETERS else "gradients"
-        key = (rank, kind)
-        if key not in self._known:
+        if (rank, kind) not in self._known:
             found: dict[str, tuple[bool, int]] = {}
-            layouts = self.by_rank[rank].meta.get("layouts") or {}
+            self._known[rank, kind] = found
             for optimizer, plan in self._plans.items():
-                names = tables.names_of(optimizer if self._several else None)
-                ranks = plan.parameters if kind == "parameters" else plan.gradients
-                told = plan.parameters_problem if kind == "parameters" else plan.problem
-                counts = told is None and any(rank in each for each in ranks)
-                layout = layouts.get(optimizer)
+                of_parameters = kind == "parameters"
+                ranks = plan.parameters if of_parameters else plan.gradients
+                problem = plan.parameters_problem if of_parameters else plan.problem
+                counts = problem is None and any(rank in each for each in ranks)
+                names, layout = self._names(rank, optimizer), self._layouts[rank].get(optimizer)
                 if layout is None:
                     found |= {name: (counts, 1) for name in names}
                 elif len(names) == len(layout[kind]["owned"]):
                     owned, elements = layout[kind]["owned"], layout["elements"]
                     found |= {name: (counts and owned[at] == "1", int(elements[at])) for at, name in enumerate(names)}
-            self._known[key] = found
-        return self._known[key]
+        return self._known[rank, kind]
+
+    def _names(self, rank: int, optimizer: str) -> tuple[str, ...]:
+        """As its tables have them, or those of a rank with the same tensors: a part without a table is no zero."""
+        layout = self._layouts[rank].get(optimizer)
+        for other in (rank, *self._tables):
+            its_layout = self._layouts[other].get(optimizer)
+            if other == rank or (layout and its_layout and layout["names"] == its_layout["names"]):
+                names = self._tables[other].names_of(optimizer if len(self._plans) > 1 else None)
+                if names:
+                    return names
+        return ()
 
 
 class RankTensors(Tensors):
@@ -65,10 +77,10 @@ class RankTensors(Tensors):
 
     def __init__(self, ranks: Ranks, sessions: Sequence[Mapping[int, Session]], elements: Mapping[str, int]) -> None:
         super().__init__([session for by_rank in sessions for session in by_rank.values()], elements)
-        self._sessions = [
-            (_Owned(each.by_rank, plans), {rank: Tensors([session], elements) for rank, session in by_rank.items()})
-            for each, plans, by_rank in zip(ranks.sessions, ranks.plans(), sessions, strict=True)
-        ]
+        self._sessions: list[tuple[_Owned, dict[int, Tensors]]] = []
+        for each, plans, by_rank in zip(ranks.sessions, ranks.plans(), sessions, strict=True):
+            tables = {rank: Tensors([session], elements) for rank, session in by_rank.items()}
+            self._sessions.append((_Owned(each.by_rank, plans, tables), tables))
 
     def _together(
         self,
@@ -89,16 +101,10 @@ class RankTensors(Tensors):
         reasons: list[np.ndarray] = []
         values: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
         for owned, by_rank in self._sessions:
-            read = {
-                rank: each.all_together(columns, beside, first_step, last_step)
-                for rank, each in by_rank.items()
-                if not set(columns).isdisjoint(each)
-            }
+            read = {rank: each.all_together(columns, beside, first_step, last_step) for rank, each in by_rank.items()}
             here = np.unique(np.concatenate([found[0] for found in read.values()] or [np.empty(0, np.int64)]))
             for name in wanted:
-                parts = [
-                    _part(here, asked, found, name, owned.of(rank, name, by_rank[rank])) for rank, found in read.items()
-                ]
+                parts = [_part(here, asked, found, name, owned.of(rank, name)) for rank, found in read.items()]
                 values[name].append(_combined(name, parts, len(here), len(asked)).astype(dtype))
             steps.append(here)
             reasons.append(_reasons(here, list(read.values())))
@@ -125,11 +131,10 @@ class RankTensors(Tensors):
                 combined = {}
                 for column in dict.fromkeys(c for some in of_ranks.values() for table in some for c in table.columns):
                     parts = []
-                    for rank, each in by_rank.items():
+                    for rank in by_rank:
                         having = [table.columns[column] for table in of_ranks.get(rank, ()) if column in table.columns]
                         values = having[-1] if having else np.full(len(names), np.nan)
-                        counted = _counted(names, owned.of(rank, column, each))
-                        parts.append(_Part(values[None], np.array([bool(having)]), *counted))
+                        parts.append(_Part(values[None], *_counted(names, owned.of(rank, column))))
                     combined[column] = _combined(column, parts, 1, len(names))[0]
                 reason = max((t.reason for some in of_ranks.values() for t in some), key=_gravity)
                 found.append(StepTable(optimizer, reason, names, combined))
@@ -153,9 +158,7 @@ def _part(
     here = np.array([place for place, name in enumerate(names) if name in at], np.int64)
     spread = np.full((len(steps), len(names)), np.nan)
     spread[np.ix_(rows, here)] = values[column][:, [at[names[place]] for place in here.tolist()]]
-    there = np.zeros(len(steps), bool)
-    there[rows] = True
-    return _Part(spread, there, *_counted(names, owned))
+    return _Part(spread, *_counted(names, owned))
 
 
 def _counted(names: Sequence[str], owned: Mapping[str, tuple[bool, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -187,7 +190,7 @@ def _combined(column: str, parts: Sequence[_Part], rows: int, width: int) -> np.
         else:
             total += np.where(known, part.values, 0)
         # An empty part has no largest element and no share.
-        unknown |= part.counts & np.isnan(part.values) & ((part.elements > 0) | ~part.there[:, None])
+        unknown |= part.counts & np.isnan(part.values) & (part.elements > 0)
     if kind in ("underflow", "overflow"):
         with np.errstate(invalid="ignore", divide="ignore"):
             total = total / weight
@@ -209,40 +212,38 @@ def _reasons(steps: np.ndarray, read: Sequence[_Read]) -> np.ndarray:
 
 
 class RankHistograms(Histograms):
-    """Histograms of tensors that are spread over ranks: counts add up."""
+    """Histograms of tensors that are spread over ranks: counts add up. What is no parameter's is the lowest rank's."""
 
     def __init__(self, ranks: Ranks, sessions: Sequence[Mapping[int, Session]]) -> None:
         super().__init__([])
-        by_session = []
+        by_session: list[tuple[_Owned, dict[int, Histograms]]] = []
         for each, plans, by_rank in zip(ranks.sessions, ranks.plans(), sessions, strict=True):
-            owned = _Owned(each.by_rank, plans)
-            histograms = {rank: Histograms([session]) for rank, session in by_rank.items()}
-            names = {rank: Tensors([session], {}) for rank, session in by_rank.items()}
-            by_session.append((owned, histograms, names))
+            owned = _Owned(each.by_rank, plans, {rank: Tensors([session], {}) for rank, session in by_rank.items()})
+            by_session.append((owned, {rank: Histograms([session]) for rank, session in by_rank.items()}))
         for source in HISTOGRAM_SOURCES:
             found = [
-                (owned, {rank: each[source] for rank, each in histograms.items() if source in each}, names)
-                for owned, histograms, names in by_session
+                (owned, {rank: each.get(source) for rank, each in by_rank.items()}) for owned, by_rank in by_session
             ]
-            if any(by_rank for _, by_rank, _ in found):
+            if any(series is not None for _, by_rank in found for series in by_rank.values()):
                 self._series[source] = _RankSeries(source, found)
 
 
 class _RankSeries(HistogramSeries):
-    def __init__(
-        self, source: str, sessions: Sequence[tuple[_Owned, Mapping[int, HistogramSeries], Mapping[int, Tensors]]]
-    ) -> None:
-        every = [series for _, by_rank, _ in sessions for series in by_rank.values()]
+    def __init__(self, source: str, sessions: Sequence[tuple[_Owned, Mapping[int, HistogramSeries | None]]]) -> None:
+        every = [series for _, by_rank in sessions for series in by_rank.values() if series is not None]
         super().__init__(source, [kept for series in every for kept in series.kept])
         self._sessions = sessions
 
     def at(self, step: int) -> HistogramTable:
         column = "param_norm" if self.source in ("parameter", "update") else "grad_norm"
-        for owned, by_rank, names in reversed(self._sessions):
-            tables = {rank: series.at(step) for rank, series in by_rank.items() if step in series.steps}
+        for owned, by_rank in reversed(self._sessions):
+            tables = {
+                rank: series.at(step)
+                for rank, series in by_rank.items()
+                if series is not None and (series.steps == step).any()
+            }
             if tables:
-                counts = {rank: owned.of(rank, column, names[rank]) for rank in by_rank}
-                return _added(tables, counts)
+                return _added(tables, {rank: owned.of(rank, column) for rank in by_rank})
         raise KeyError(f"no histograms of the {self.source} at step {step}")
 
     def read(
@@ -250,56 +251,52 @@ class _RankSeries(HistogramSeries):
     ) -> tuple[np.ndarray, np.ndarray]:
         if name not in self.names:
             raise KeyError(f"no tensor {name!r} has histograms of the {self.source}")
-        steps = [
-            step
-            for step in self.steps_of(name).tolist()
-            if (first_step is None or step >= first_step) and (last_step is None or step <= last_step)
-        ]
-        tables = [(step, self.at(step)) for step in steps]
-        rows = [(step, table.row(name).counts[0]) for step, table in tables if name in table.names]
-        counts = np.array([counts for _, counts in rows], np.int64).reshape(len(rows), -1)
-        return np.array([step for step, _ in rows], np.int64), counts
+        steps: list[int] = []
+        counts: list[np.ndarray] = []
+        for step in self.steps_of(name).tolist():
+            if (first_step is None or step >= first_step) and (last_step is None or step <= last_step):
+                with contextlib.suppress(KeyError):  # a rank's part is missing
+                    counts.append(self.at(step).row(name).counts[0])
+                    steps.append(step)
+        return np.array(steps, np.int64), np.array(counts, np.int64).reshape(-1, BINS)
 
 
 def _added(tables: Mapping[int, HistogramTable], owned: Mapping[int, Mapping[str, tuple[bool, int]]]) -> HistogramTable:
-    """One table of all ranks' counts. A tensor whose part is missing of a rank is left out."""
+    """One table of all ranks' counts. A tensor of which a rank's part is missing is left out."""
+    parameters = {name for each in owned.values() for name in each}
+    lowest = min(owned)
 
     def counts(rank: int, name: str) -> bool | None:
-        """None: of the whole model only a part counts on this rank, and its histogram has all."""
-        if name.split("/")[-1] != WHOLE_MODEL:
-            return owned[rank].get(name, (name not in everything, 0))[0]
-        some = {each for each, _ in owned[rank].values()}
-        return None if len(some) > 1 else some == {True}
+        """None: on this rank only a part of the whole model counts, and its histogram has all."""
+        if name.split("/")[-1] == WHOLE_MODEL:
+            some = {counts for counts, elements in owned[rank].values() if elements}
+            return None if len(some) > 1 else True in some
+        if name not in parameters:
+            return rank == lowest
+        counts, elements = owned[rank].get(name, (False, 0))
+        return counts and elements > 0
 
-    everything = {name for each in owned.values() for name in each}
-    template = next(iter(tables.values()))
-    rows: dict[str, list[tuple[np.ndarray, float, float]]] = {}
+    rows: dict[str, list[HistogramTable]] = {}
     for name in dict.fromkeys(name for table in tables.values() for name in table.names):
-        having = {rank: counts(rank, name) for rank in owned}
-        if None in having.values() or any(has and name not in _names(tables, rank) for rank, has in having.items()):
-            continue
-        for rank, has in having.items():
-            if has and rank in tables:
-                table = tables[rank].row(name)
-                rows.setdefault(name, []).append((table.counts[0], float(table.low[0]), float(table.high[0])))
+        counting = {rank: counts(rank, name) for rank in owned}
+        of_ranks = [rank for rank, each in counting.items() if each]
+        if None not in counting.values() and all(name in _names(tables, rank) for rank in of_ranks):
+            rows[name] = [tables[rank].row(name) for rank in of_ranks]
+    rows = {name: parts for name, parts in rows.items() if parts}
+    template = next(iter(tables.values()))
     if not rows:
-        raise KeyError(f"no histograms of the {template.source} at step {template.step} of which all ranks have a part")
+        raise KeyError(
+            f"no histograms of the {template.source} at step {template.step} that every rank has its part of"
+        )
     return HistogramTable(
         template.step,
         tuple(rows),
         template.source,
-        np.array([np.sum([counts for counts, _, _ in each], axis=0) for each in rows.values()]),
-        np.array([_extreme(np.fmin, (low for _, low, _ in each)) for each in rows.values()]),
-        np.array([_extreme(np.fmax, (high for _, _, high in each)) for each in rows.values()]),
+        np.array([np.sum([part.counts[0] for part in parts], axis=0) for parts in rows.values()]),
+        np.array([np.fmin.reduce([part.low[0] for part in parts]) for parts in rows.values()]),
+        np.array([np.fmax.reduce([part.high[0] for part in parts]) for parts in rows.values()]),
     )
 
 
 def _names(tables: Mapping[int, HistogramTable], rank: int) -> tuple[str, ...]:
     return tables[rank].names if rank in tables else ()
-
-
-def _extreme(of: Callable[[float, float], float], values: Iterable[float]) -> float:
-    first, *others = values
-    for other in others:
-        first = of(first, other)
-    return float(first)

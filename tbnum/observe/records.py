@@ -311,6 +311,8 @@ def _landed(one: OpenOptimizer, host: Transfer) -> OptimizerRecord:
             _take_change(record, one, one.change, host)
     elif layout is not None and layout.has_flat_parameters:
         shares.grad_norm = 0.0  # every parameter that has a gradient lies on other ranks
+        if one.change is not None:
+            _take_change(record, one, one.change, host)
     if not record.skipped:  # else nothing of this batch reached the optimizer
         _take_clipping(record, one, host)
     return record

@@ -354,7 +354,9 @@ class StepObserver:
         elif self._must_look_again(one, gradients):
             one.after = _measured(gradients.tensors, divisor)
         if not one.places:
-            self._sight_without_gradients(name, optimizer)
+            # Of flat parameters those that have a gradient may all lie on other ranks.
+            if one.layout is None or not one.layout.has_flat_parameters:
+                self._sight_without_gradients(name, optimizer)
         else:
             self._without_gradients.discard(name)
         if self.next_step % self._tensor_interval == 0:
