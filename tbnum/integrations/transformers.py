@@ -61,10 +61,10 @@ class NumericsCallback(TrainerCallback, ExportableState):
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._recording.end()  # the last training may have ended in an exception
-        self._has_begun = False
         # A checkpoint that was written without this callback lacks it here, and the Trainer would fail to write one.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, {"attributes": {}})
+        self._has_begun = False
+        self._recording.end()  # the last training may have ended in an exception
         ours = saved[0] if isinstance(saved, list) else saved
         self._recording.restore(ours["attributes"].get("saved"))
 
