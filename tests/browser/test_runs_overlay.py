@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
@@ -185,6 +186,34 @@ def test_seeds_of_one_setting_become_their_mean_with_its_range(shared, look: Loo
     panel.wait_until(lambda: ends(panel) == 2, "two lines again")
     group.click()
     panel.wait_until(lambda: ends(panel) == 5, "single runs")
+
+
+def test_a_run_beside_the_current_one_grows_as_it_is_written(tmp_path, serve, look: Look):
+    with training.Recording(tmp_path / "old", length=50) as old:
+        old.advance(50)
+    with training.Recording(tmp_path / "growing", seed=1, length=100, start=time.time()) as growing:
+        growing.advance(60)
+        assert growing.writer.flush(60)
+        panel = with_others(look(serve(tmp_path)), "old", ["growing"])
+        plot = panel.frame.locator("[data-chart=loss] .plot")
+        expect(plot).to_have_attribute("aria-valuemax", "59")
+        growing.advance(30)
+        assert growing.writer.flush(60)
+        expect(plot).to_have_attribute("aria-valuemax", "89")
+
+
+def test_headroom_and_update_ratio_of_other_runs_are_drawn_and_told(tmp_path, serve, look: Look):
+    for name in ("one", "two"):
+        training.with_tensors(tmp_path / name)
+    panel = look(serve(tmp_path))
+    panel.open("one", over="two", views="headroom,ratio,-loss,-scale,-norm")
+    values = panel.frame.locator(".cursor-runs td.number")
+    for chart, number in (("headroom", "^\N{MINUS SIGN}?[0-9]+[.][0-9]+$"), ("ratio", r"^0[.]00\d+$")):
+        panel.frame.locator(f"[data-chart={chart}] .u-over").hover(position={"x": 203, "y": 20})
+        expect(panel.frame.locator(".cursor-runs caption")).to_have_text(
+            chart.capitalize().replace("Ratio", "Update ratio")
+        )
+        expect(values).to_have_text([re.compile(number)] * 2)
 
 
 def test_the_skips_of_the_others_have_lanes_in_their_colours(shared, look: Look):

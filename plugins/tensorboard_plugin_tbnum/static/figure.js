@@ -7,13 +7,20 @@ import { OUTLINES } from "./marks.js";
 
 const HEAD = 26;
 const LANE = 20;
+const RUN = 220; // width of a run's name
 
-/** At twice the size of the page, on the page's ground. @param {Charts} charts @param {string} title @returns {Promise<Blob>} */
-export function figure(charts, title) {
+/**
+ * At twice the size of the page, on the page's ground.
+ * @param {Charts} charts @param {string} title @param {{text: string, color: string}[]} runs where several are in the charts: what tells them apart
+ * @returns {Promise<Blob>}
+ */
+export function figure(charts, title, runs) {
   const panes = charts.panes.filter(({ plot }) => plot);
   const width = charts.root.clientWidth;
   const heights = panes.map(({ plot }) => plot?.height ?? 0);
-  const height = 40 + charts.clusters.length * LANE + heights.reduce((sum, one) => sum + one + HEAD, 0) + 8;
+  const perRow = Math.max(1, Math.floor((width - 36) / RUN));
+  const rows = Math.ceil(runs.length / perRow);
+  const height = 40 + rows * LANE + charts.clusters.length * LANE + heights.reduce((sum, one) => sum + one + HEAD, 0) + 8;
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [2 * width, 2 * height];
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -27,6 +34,14 @@ export function figure(charts, title) {
   font(16, 500);
   write(title, 18, 20, "--text");
   let top = 40;
+  font(12);
+  runs.forEach(({ text, color }, at) => {
+    const [x, y] = [18 + (at % perRow) * RUN, top + Math.floor(at / perRow) * LANE + LANE / 2];
+    context.fillStyle = color;
+    context.fillRect(x, y - 1, 16, 2);
+    write(text, x + 22, y, "--text-2");
+  });
+  top += rows * LANE;
   const { left } = charts.geometry;
   for (const { lane, clusters } of charts.clusters) {
     const middle = top + LANE / 2;

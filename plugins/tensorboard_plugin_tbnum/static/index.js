@@ -265,7 +265,7 @@ class Panel {
       this.#failed(error);
     }
     this.polling = false;
-    const running = this.table?.runs.some((run) => run.run === this.place.run && statusOf(run, Date.now() / 1000).state === "training");
+    const running = this.table?.runs.some((run) => (run.run === this.place.run || this.place.over.includes(run.run)) && statusOf(run, Date.now() / 1000).state === "training");
     if (this.failures) this.pollSeconds = Math.min(SLOWEST_POLL_SECONDS, POLL_SECONDS * 1.5 ** (this.failures - 1));
     else if (changed || running) this.pollSeconds = POLL_SECONDS;
     else this.pollSeconds = Math.min(SLOWEST_POLL_SECONDS, this.pollSeconds * 1.5);
@@ -450,7 +450,7 @@ class Panel {
       this.findings ??= new FindingsTable(this.api, {
         go: (step, event) => { if (event) this.select(event, true); else this.goToStep(step); },
         close: () => this.openDock(null),
-        figure: async () => (await import("./figure.js")).figure(/** @type {Charts} */ (this.charts), runTitle(this.place.run ?? "")),
+        figure: async () => (await import("./figure.js")).figure(/** @type {Charts} */ (this.charts), runTitle(this.place.run ?? ""), this.overlay?.active ? this.overlay.named : []),
       });
     }
     if (tensors && !this.dock) {
@@ -849,9 +849,11 @@ class Panel {
     const focused = charts.panes.find(({ holder }) => holder === document.activeElement && holder.matches(":focus-visible"));
     const spec = focused?.spec ?? charts.specAt(this.pointerY);
     const name = (spec.ofOptimizer ? this.#prefix(loaded.info) : "") + spec.lines[0].column;
-    const series = this.#series();
-    const at = indexOfStep(series, step);
-    const own = known?.values[name] ?? (spec.ofTensors || at < 0 ? null : series.line(name)?.last[at]);
+    const series = spec.ofTensors ? this.tensors[spec.ofTensors] : this.#series();
+    const line = series?.line(name)?.last;
+    let at = series ? lowerBound(series.step, step + 1) - 1 : -1;
+    if (spec.lines[0].sparse) while (line && at > 0 && !Number.isFinite(line[at])) at -= 1; // the sample before
+    const own = known?.values[name] ?? (line && step <= (loaded.overview.header.last_step ?? 0) ? line[at] : null);
     return overlay.valuesAt(charts.xAxis.xOf(step), spec, typeof own === "number" ? own : null);
   }
 

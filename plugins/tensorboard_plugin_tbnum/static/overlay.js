@@ -136,6 +136,8 @@ export class Overlay {
     /** @type {string[][]} */
     this.lines = [];
     this.nearSpan = 0;
+    /** The legend, for a picture of it. @type {{text: string, color: string}[]} */
+    this.named = [];
     /** @type {number | null} the one that a person looks at */
     this.looked = null;
     this.list = element("ul", { class: "overlay-runs", "aria-label": "Runs in the charts" });
@@ -223,6 +225,7 @@ export class Overlay {
       this.near = this.#decoded(answer);
       this.nearRange = near.map((x) => x / unit);
       this.nearSpan = this.nearRange[1] - this.nearRange[0];
+      if (near[0] === 0) this.nearRange[0] = -Infinity; // there is nothing before
       this.callbacks.draw();
     } catch (error) {
       if (error instanceof Error && error.name === "AbortError") return;
@@ -517,6 +520,7 @@ export class Overlay {
     this.drawn = key;
     const names = shortNames(items.map((runs) => this.#nameOf(runs)));
     const seen = /** @type {Map<string, number>} */ (new Map());
+    this.named = items.map(([run], at) => ({ text: `${at + 1}  ${names[at]}`, color: this.colorOf(run) }));
     const focused = this.list.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.run : undefined;
     this.list.replaceChildren(...items.map((runs, at) => {
       const color = this.colorOf(runs[0]);

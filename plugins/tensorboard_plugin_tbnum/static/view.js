@@ -168,6 +168,7 @@ export class RunList {
       choose: (index) => choose(this.shown[index].run),
       toggle: (index) => toggle(this.shown[index].run),
     });
+    this.list.element.setAttribute("aria-keyshortcuts", "O"); // a run beside the chosen one
     this.element = element("nav", { class: "runs", "aria-label": "Runs" }, element("header", "runs-head", this.title, this.tableButton), this.search, this.filterNote, this.list.element, this.errors);
     /** @type {RunRow[]} */
     this.runs = [];
