@@ -573,6 +573,8 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("ridge", {"run": RUN}),
     ("findings", {"run": RUN}),
     ("settings", {"run": RUN}),
+    ("overlay", {"line": json.dumps([RUN]), "columns": "loss"}),
+    ("overlay", {"line": json.dumps([RUN]), "columns": "loss", "x": "updates"}),
 ]
 
 
@@ -666,6 +668,7 @@ def test_malformed_requests_get_an_answer_below_500_and_leave_nothing(panel):
     routes = [
         "runs",
         *ROUTES,
+        "overlay",
         "static/index.js",
         "static/",
         "static",
@@ -683,7 +686,12 @@ def test_malformed_requests_get_an_answer_below_500_and_leave_nothing(panel):
         if dice.random() < 0.5:
             pairs.append(f"run={RUN}")
         if dice.random() < 0.3:
-            pairs += ["column=grad_norm", "columns=grad_norm", "name=a.weight"]
+            pairs += [
+                "column=grad_norm",
+                "columns=grad_norm",
+                "name=a.weight",
+                f"line={urllib.parse.quote(json.dumps([RUN]))}",
+            ]
         route = dice.choice(routes) + (dice.choice(pieces) if dice.random() < 0.1 else "")
         response = panel.client.get(BASE + urllib.parse.quote(route), query_string="&".join(pairs))
         seen.add(response.status_code)
@@ -717,6 +725,9 @@ def test_damaged_logs_are_answered_with_what_is_sound(tmp_path, monkeypatch):
     for row in rows:
         for route, query in QUESTIONS[1:]:
             assert panel.get(route, **{**query, "run": row["run"]}).status_code in (200, 404)
+    line = json.dumps([row["run"] for row in rows])
+    for x in ("step", "time", "updates"):
+        panel.binary("overlay", line=line, columns="loss,skipped,headroom/float16", x=x, buckets=20)
 
 
 def test_a_log_of_other_columns_is_answered_too(panel, tmp_path):
@@ -729,6 +740,9 @@ def test_a_log_of_other_columns_is_answered_too(panel, tmp_path):
     _, arrays = panel.binary("series", run="other", columns="loss")
     np.testing.assert_array_equal(arrays["loss"], [1.0, 2.0])
     assert np.isnan(arrays["wall_time"]).all()
+    for x, expected in (("time", [0]), ("updates", [1, 2])):
+        _, arrays = panel.binary("overlay", line=json.dumps(["other"]), columns="loss", x=x)
+        assert arrays["0/x"].tolist() == expected
     assert panel.json("events", run="other")["events"][0]["elapsed"] is None
     assert panel.json("step", run="other", step=1)["values"] == {"step": 1, "loss": 2.0, "wall_time": None}
 

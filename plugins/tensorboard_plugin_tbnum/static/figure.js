@@ -11,7 +11,7 @@ const RUN = 220; // width of a run's name
 
 /**
  * At twice the size of the page, on the page's ground.
- * @param {Charts} charts @param {string} title @param {{text: string, color: string}[]} runs where several are in the charts: what tells them apart
+ * @param {Charts} charts @param {string} title @param {{text: string, color: string, dash: number[]}[]} runs where several are in the charts: what tells them apart
  * @returns {Promise<Blob>}
  */
 export function figure(charts, title, runs) {
@@ -35,12 +35,18 @@ export function figure(charts, title, runs) {
   write(title, 18, 20, "--text");
   let top = 40;
   font(12);
-  runs.forEach(({ text, color }, at) => {
+  runs.forEach(({ text, color, dash }, at) => {
     const [x, y] = [18 + (at % perRow) * RUN, top + Math.floor(at / perRow) * LANE + LANE / 2];
-    context.fillStyle = color;
-    context.fillRect(x, y - 1, 16, 2);
+    context.strokeStyle = color;
+    context.lineWidth = 2;
+    context.setLineDash(dash);
+    context.beginPath();
+    context.moveTo(x, y);
+    context.lineTo(x + 16, y);
+    context.stroke();
     write(text, x + 22, y, "--text-2");
   });
+  context.setLineDash([]);
   top += rows * LANE;
   const { left } = charts.geometry;
   for (const { lane, clusters } of charts.clusters) {

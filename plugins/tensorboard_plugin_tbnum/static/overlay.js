@@ -136,7 +136,7 @@ export class Overlay {
     /** @type {string[][]} */
     this.lines = [];
     this.nearSpan = 0;
-    /** The legend, for a picture of it. @type {{text: string, color: string}[]} */
+    /** The legend, for a picture of it. @type {{text: string, color: string, dash: number[]}[]} */
     this.named = [];
     /** @type {number | null} the one that a person looks at */
     this.looked = null;
@@ -520,12 +520,14 @@ export class Overlay {
     this.drawn = key;
     const names = shortNames(items.map((runs) => this.#nameOf(runs)));
     const seen = /** @type {Map<string, number>} */ (new Map());
-    this.named = items.map(([run], at) => ({ text: `${at + 1}  ${names[at]}`, color: this.colorOf(run) }));
+    this.named = [];
     const focused = this.list.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.run : undefined;
     this.list.replaceChildren(...items.map((runs, at) => {
       const color = this.colorOf(runs[0]);
       const repeat = seen.get(color) ?? 0;
       seen.set(color, repeat + 1);
+      const dash = DASHES[repeat % DASHES.length];
+      this.named.push({ text: `${at + 1}  ${names[at]}`, color, dash });
       const title = runs.length > 1 ? runs.join("\n") : this.#nameOf(runs);
       const look = (/** @type {boolean} */ on) => this.look(on && at > 0 ? at - 1 : null);
       const open = runs.length > 1 || at === 0
@@ -535,7 +537,7 @@ export class Overlay {
         "li", {
           class: at === 0 ? "overlay-run current" : "overlay-run", onmouseenter: () => look(true), onmouseleave: () => look(false), onfocusin: () => look(true), onfocusout: () => look(false),
         },
-        element("span", "run-number", String(at + 1)), swatch(color, DASHES[repeat % DASHES.length]), open,
+        element("span", "run-number", String(at + 1)), swatch(color, dash), open,
         ...(at > 0 ? [iconButton("✕", `Take ${this.#nameOf(runs)} out of the charts`, () => this.callbacks.remove(runs))] : []),
       );
     }));
