@@ -352,7 +352,7 @@ export class Overlay {
       }
       ctx.globalAlpha = faded ? 0.22 : 1;
       ctx.strokeStyle = color;
-      ctx.lineWidth = (at === this.looked ? 2.5 : line.runs.length > 1 ? 1.75 : 1.1) * ratio;
+      ctx.lineWidth = (at === this.looked ? 2.5 : line.runs.length > 1 ? 1.75 : 1) * ratio; // of a pixel: wider ones that zigzag take fifty times as long
       ctx.setLineDash(line.dash.map((length) => length * ratio));
       const sparse = !!spec.lines[0].sparse;
       ctx.beginPath();

@@ -166,7 +166,6 @@ export type Plot = uPlot;
 export type PlotClass = typeof uPlot;
 export type PlotOptions = uPlot.Options;
 export type PlotSeries = uPlot.Series;
-export type PlotBand = uPlot.Band;
 
 export type Scale = "linear" | "log2" | "log10";
 
@@ -274,6 +273,10 @@ export type Pane = {
   plot: Plot | null;
   /** whether nothing finite is in view */
   empty: boolean;
+  /** at which of uPlot's series the greatest values of a line's buckets are; the least follow */
+  ranges: { line: LineSpec; at: number }[];
+  /** of uPlot's series that are thinner where points crowd; 0: as they are */
+  widths: number[];
   /** what `data` and `edge` were made from */
   made: unknown[];
   data: (number | null)[][];
