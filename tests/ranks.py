@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -62,9 +63,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def one_process(max_norm: float | None = MAX_NORM) -> dict[str, Any]:
+def one_process(model: nn.Module, max_norm: float = MAX_NORM) -> dict[str, Any]:
     """What the columns have to be, in float64: no tbnum, no ranks, no clipping of torch's."""
-    model = Net().double()
+    model = model.double()
     optimizer = sgd(model)
     found: dict[str, list[float]] = {name: [] for name in ("grad_norm", "grad_norm_clipped", "param_norm")}
     found |= {"clip_coef": [], "update_norm": []}
@@ -76,7 +77,7 @@ def one_process(max_norm: float | None = MAX_NORM) -> dict[str, Any]:
         for name, parameter in model.named_parameters():
             tensors[name].append(parameter.grad.norm().item())
         norm = math.sqrt(sum(parameter.grad.square().sum().item() for parameter in parameters))
-        coefficient = 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
+        coefficient = min(1.0, max_norm / (norm + 1e-6))
         for parameter in parameters:
             parameter.grad.mul_(coefficient)
         before = [parameter.detach().clone() for parameter in parameters]
@@ -91,8 +92,8 @@ def one_process(max_norm: float | None = MAX_NORM) -> dict[str, Any]:
 
 
 def share(x: Tensor, rank: int | None = None, ranks: int | None = None) -> Tensor:
-    """What this rank takes of a batch."""
-    return x.chunk(dist.get_world_size() if ranks is None else ranks)[dist.get_rank() if rank is None else rank]
+    """What a rank takes of a batch; this one, of all."""
+    return x.chunk(ranks or dist.get_world_size())[dist.get_rank() if rank is None else rank]
 
 
 def train(
@@ -102,14 +103,16 @@ def train(
     clip: Callable[[], Any] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     record: bool = True,
+    ranks: tuple[int, int] | None = None,
 ) -> None:
+    """`ranks`: whose share of the batch this one takes, of how many."""
     optimizer = sgd(model)
     monitor = None
     if record:
         monitor = tbnum.wrap(optimizer, scaler, model=model, logdir=folder, tensor_interval=1, scalar_interval=3)
     for x in data():
         optimizer.zero_grad()
-        loss = loss_of(model(share(x)))
+        loss = loss_of(model(share(x, *(ranks or ()))))
         if scaler is not None:
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
@@ -193,6 +196,21 @@ def fsdp1_hybrid(folder: Path) -> None:
 
 def fsdp1_whole(folder: Path) -> None:
     fsdp1(folder, sharding_strategy=ShardingStrategy.NO_SHARD)
+
+
+class Pair(nn.Sequential):
+    """For tensor parallelism, whose layers it names."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 5))
+
+
+def two_dimensions(folder: Path) -> None:
+    """FSDP2 over tensor parallelism: parameters are sharded twice, and the last bias is a copy in one dimension."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("data", "tensor"))
+    model = parallelize_module(Pair(), mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    train(fully_shard(model, mesh=mesh["data"]), folder, ranks=(mesh["data"].get_local_rank(), 2))
 
 
 # -- gradients by hand, which lie as one wants -----------------------------------------------------------------------
@@ -371,6 +389,7 @@ ALL = (
     fsdp1_whole,
     fsdp1_unnamed,
     few,
+    two_dimensions,
     by_hand,
     partial,
     stages,

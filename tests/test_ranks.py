@@ -29,8 +29,8 @@ from tests.routes import Panel
 
 NORMS = ("grad_norm", "grad_norm_clipped", "param_norm", "update_norm", "clip_coef")
 OF_FOUR = (
-    "ddp fsdp2 fsdp2_scaled hsdp fsdp1 fsdp1_original fsdp1_hybrid fsdp1_whole fsdp1_unnamed few by_hand partial "
-    "stages spoiled_ddp spoiled_fsdp2 unreduced uneven own_folders counted"
+    "ddp fsdp2 fsdp2_scaled hsdp fsdp1 fsdp1_original fsdp1_hybrid fsdp1_whole fsdp1_unnamed few two_dimensions "
+    "by_hand partial stages spoiled_ddp spoiled_fsdp2 unreduced uneven own_folders counted"
 )
 
 
@@ -60,7 +60,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    return ranks.one_process()
+    return ranks.one_process(ranks.Net())
 
 
 SPREADS = ["ddp", "fsdp2", "fsdp2_scaled", "hsdp", "fsdp1", "fsdp1_original", "fsdp1_hybrid", "fsdp1_whole"]
@@ -102,6 +102,18 @@ def test_histograms_and_counts_hold_every_element_once(spread: str, four: dict[s
     counts = dict(zip(table.names, table.counts.sum(1).tolist(), strict=True))
     elements = {name: parameter.numel() for name, parameter in ranks.Net().named_parameters()}
     assert counts == {**elements, "*": sum(elements.values())}
+
+
+def test_norms_and_counts_of_two_dimensional_shards_are_those_of_one_process(four: dict[str, Run]) -> None:
+    run, alone = four["two_dimensions"], ranks.one_process(ranks.Pair())
+    for name in NORMS:
+        np.testing.assert_allclose(run.steps[name], alone["columns"][name], rtol=1e-5, err_msg=name)
+    for at, name in enumerate(run.tensors["grad_norm"].names):
+        np.testing.assert_allclose(run.tensors["grad_norm"].values[:, at], alone["tensors"][name], rtol=1e-5)
+    elements = sum(parameter.numel() for parameter in ranks.Pair().parameters())
+    for source in ("gradient", "parameter", "update"):
+        _, counts = run.histograms[source].read()
+        assert (counts.sum(1) == elements).all(), source  # the bias that two ranks have is counted once
 
 
 def test_tensors_on_several_meshes_and_a_whole_one_beside_them_count_once(four: dict[str, Run]) -> None:

@@ -266,11 +266,9 @@ def _added(tables: Mapping[int, HistogramTable], owned: Mapping[int, Mapping[str
     parameters = {name for each in owned.values() for name in each}
     lowest = min(owned)
 
-    def counts(rank: int, name: str) -> bool | None:
-        """None: on this rank only a part of the whole model counts, and its histogram has all."""
-        if name.split("/")[-1] == WHOLE_MODEL:
-            some = {counts for counts, elements in owned[rank].values() if elements}
-            return None if len(some) > 1 else True in some
+    def counts(rank: int, name: str) -> bool:
+        if name.split("/")[-1] == WHOLE_MODEL:  # what does not count is not in it
+            return any(counts for counts, elements in owned[rank].values() if elements)
         if name not in parameters:
             return rank == lowest
         counts, elements = owned[rank].get(name, (False, 0))
@@ -278,9 +276,8 @@ def _added(tables: Mapping[int, HistogramTable], owned: Mapping[int, Mapping[str
 
     rows: dict[str, list[HistogramTable]] = {}
     for name in dict.fromkeys(name for table in tables.values() for name in table.names):
-        counting = {rank: counts(rank, name) for rank in owned}
-        of_ranks = [rank for rank, each in counting.items() if each]
-        if None not in counting.values() and all(name in _names(tables, rank) for rank in of_ranks):
+        of_ranks = [rank for rank in owned if counts(rank, name)]
+        if all(name in _names(tables, rank) for rank in of_ranks):
             rows[name] = [tables[rank].row(name) for rank in of_ranks]
     rows = {name: parts for name, parts in rows.items() if parts}
     template = next(iter(tables.values()))

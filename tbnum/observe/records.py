@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,12 @@ class Histograms:
             return Histograms(list(total_histograms_of(tensors).values()), None)
         each = histograms_of(tensors)
         return Histograms([histograms.counts.sum(0) for histograms in each], each)
+
+    def without(self, tensors: Sequence[Tensor]) -> Histograms:
+        """Of all but some of the tensors together; of each as before. One pass over those."""
+        left_out = total_histograms_of(tensors)
+        whole = [counts - left_out[counts.device] if counts.device in left_out else counts for counts in self.whole]
+        return replace(self, whole=whole)
 
     def tensors(self) -> list[Tensor]:
         return self.whole + [histograms.counts for histograms in self.each or ()]

@@ -48,6 +48,11 @@ class Parts:
     unknown: tuple[int, str] | None = None  # the place of a parameter whose parts cannot be added up, and why
 
     @functools.cached_property
+    def copies(self) -> frozenset[int]:
+        """Places of what other ranks count, where this one counts the rest."""
+        return frozenset(np.flatnonzero(~self.mask).tolist()) if self.mask.any() else frozenset()
+
+    @functools.cached_property
     def mask(self) -> np.ndarray:
         return np.array(self.owned, bool)
 

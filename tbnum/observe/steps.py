@@ -567,7 +567,13 @@ class StepObserver:
         known = not (isinstance(self._loss_scale, float) and math.isnan(self._loss_scale))
         scale = self._loss_scale / divisor if known else 1.0
         statistics = statistics_of(gradients, scale, histograms=self._histograms_due())
-        one.rows = Rows(statistics, Histograms.beside(statistics), divisor)
+        histograms = Histograms.beside(statistics)
+        if one.layout is not None and one.layout.gradients.copies:
+            copies = one.layout.gradients.copies
+            histograms = histograms.without(
+                [each for each, at in zip(gradients, seen.places, strict=True) if at in copies]
+            )
+        one.rows = Rows(statistics, histograms, divisor)
 
     def _histograms_due(self) -> bool:
         return self.next_step % self._histogram_interval == 0
@@ -586,6 +592,11 @@ class StepObserver:
             norms = {"parameter": norms_of(after), "update": norms_of(changes)}
             due = self._histograms_due()
             histograms = {"parameter": Histograms.of(after, due), "update": Histograms.of(changes, due)}
+            if one.layout is not None and one.layout.parameters.copies:
+                for source, tensors in (("parameter", after), ("update", changes)):
+                    histograms[source] = histograms[source].without(
+                        [tensors[at] for at in one.layout.parameters.copies]
+                    )
             one.change = Change(norms, histograms)
 
     # -- sightings ---------------------------------------------------------------------------------------------
