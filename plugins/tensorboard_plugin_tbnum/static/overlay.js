@@ -21,7 +21,7 @@ const HOST_COLORS = [
 /** For runs that TensorBoard does not know: none is like one of its own. */
 const OWN_COLORS = [["#0b57d0", "#8ab4f8"], ["#8d5524", "#d7a876"], ["#00695c", "#5fd6c0"], ["#a61c1c", "#ff8a80"], ["#6b7000", "#d8d95b"]];
 const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
-const BUCKETS_OF_MANY = 1024;
+const MOST_BUCKETS = 1024;
 const MOST_NUMBERED = 10; // lines in a chart; of more the numbers would not stand where their lines end
 const FONT = "600 10px Roboto, system-ui, sans-serif";
 
@@ -189,49 +189,68 @@ export class Overlay {
 
   /** Fetches what the charts lack, after they were drawn. @param {boolean} [fresh] whether the runs may have gone on */
   async ask(fresh = false) {
-    const { scene, lines } = this;
-    if (!scene || !this.active) return;
-    const { axis, columns, buckets } = scene;
-    const question = JSON.stringify([lines, axis, columns]);
-    const range = scene.range();
-    const unit = axis === "time" ? 1000 : 1;
-    const margin = (range[1] - range[0]) / 2;
-    const near = scene.zoomed ? [Math.max(0, Math.floor((range[0] - margin) * unit)), Math.ceil((range[1] + margin) * unit)] : null;
-    const query = /** @type {[string, string][]} */ ([...columns.map((column) => ["column", column]), ["x", axis], ["buckets", String(Math.min(buckets, BUCKETS_OF_MANY))]]);
+    if (!this.active) return;
+    if (!this.lines.length) {
+      this.whole = this.near = [];
+      this.asked = "";
+      return;
+    }
     try {
-      if (!lines.length) this.whole = this.near = [];
-      else if (question !== this.asked || fresh) {
-        const changed = question !== this.asked;
-        this.asked = question;
-        if (changed) this.near = [];
-        const answer = await this.api.overlay(lines, query);
-        if (this.asked !== question) return;
-        if (changed || answer !== this.answer) {
-          this.answer = answer;
-          this.whole = this.#decoded(answer);
-          this.askedNear = "";
-          this.callbacks.draw();
-        }
-      }
-      const coarse = this.whole.some((line) => line.size > 1);
-      const covered = near && this.near.length && this.nearRange[0] <= range[0] && this.nearRange[1] >= range[1] && this.nearSpan <= 4 * (range[1] - range[0]);
-      const detail = JSON.stringify([question, near]);
-      if (!near || !coarse || covered || detail === this.askedNear) return;
-      this.askedNear = detail;
-      this.request?.abort();
-      const request = (this.request = new AbortController());
-      const answer = await this.api.overlay(lines, [...query, ["from", String(near[0])], ["to", String(near[1])]], request.signal);
-      if (this.askedNear !== detail) return;
-      this.near = this.#decoded(answer);
-      this.nearRange = near.map((x) => x / unit);
-      this.nearSpan = this.nearRange[1] - this.nearRange[0];
-      if (near[0] === 0) this.nearRange[0] = -Infinity; // there is nothing before
-      this.callbacks.draw();
+      const question = this.#question;
+      if (question !== this.asked || fresh) await this.#askWhole(question);
+      if (question === this.asked) await this.#askNear(question);
     } catch (error) {
       if (error instanceof Error && error.name === "AbortError") return;
       this.asked = this.askedNear = "";
       this.callbacks.failed(error);
     }
+  }
+
+  /** What the lines that are drawn must be an answer to. */
+  get #question() {
+    return JSON.stringify([this.lines, this.scene?.axis, this.scene?.columns]);
+  }
+
+  /** @param {[string, string][]} [interval] @returns {[string, string][]} */
+  #query(interval = []) {
+    const { axis, columns, buckets } = /** @type {OverlayScene} */ (this.scene);
+    return [...columns.map((column) => /** @type {[string, string]} */ (["column", column])), ["x", axis], ["buckets", String(Math.min(buckets, MOST_BUCKETS))], ...interval];
+  }
+
+  /** @param {string} question */
+  async #askWhole(question) {
+    const changed = question !== this.asked;
+    this.asked = question;
+    if (changed) this.near = [];
+    const answer = await this.api.overlay(this.lines, this.#query());
+    if (this.asked !== question || (!changed && answer === this.answer)) return;
+    this.answer = answer;
+    this.whole = this.#decoded(answer);
+    this.askedNear = "";
+    this.nearSpan = Infinity; // what is near may have gone on too
+    this.callbacks.draw();
+  }
+
+  /** The view with half of it on either side, where the whole is too coarse for it. @param {string} question */
+  async #askNear(question) {
+    const { scene } = this;
+    if (!scene?.zoomed || !this.whole.some((line) => line.size > 1)) return;
+    const [from, to] = scene.range();
+    if (this.near.length && this.nearRange[0] <= from && this.nearRange[1] >= to && this.nearSpan <= 4 * (to - from)) return;
+    const unit = scene.axis === "time" ? 1000 : 1;
+    const margin = (to - from) / 2;
+    const near = [Math.max(0, Math.floor((from - margin) * unit)), Math.ceil((to + margin) * unit)];
+    const detail = JSON.stringify([question, near]);
+    if (detail === this.askedNear) return;
+    this.askedNear = detail;
+    this.request?.abort();
+    const request = (this.request = new AbortController());
+    const answer = await this.api.overlay(this.lines, this.#query([["from", String(near[0])], ["to", String(near[1])]]), request.signal);
+    if (this.askedNear !== detail) return;
+    this.near = this.#decoded(answer);
+    this.nearSpan = (near[1] - near[0]) / unit;
+    this.nearRange = [near[0] === 0 ? -Infinity : near[0] / unit, near[1] / unit]; // there is nothing before 0
+    this.callbacks.draw();
   }
 
   /** @param {{header: any, arrays: Map<string, Values>}} answer @returns {OverlayLine[]} */
@@ -258,7 +277,7 @@ export class Overlay {
 
   /** The x between which there are steps, of all lines; null while that is not known. @returns {[number, number] | null} */
   get extent() {
-    if (!this.scene || this.asked !== JSON.stringify([this.lines, this.scene.axis, this.scene.columns])) return null;
+    if (this.asked !== this.#question) return null;
     const ends = this.whole.flatMap(({ first, last }) => (first === null || last === null ? [] : [first, last]));
     return ends.length ? [Math.min(...ends), Math.max(...ends)] : null;
   }
@@ -392,13 +411,13 @@ export class Overlay {
     ctx.save();
     ctx.font = FONT.replace("10px", `${10 * ratio}px`);
     ctx.textBaseline = "middle";
-    const ground = getComputedStyle(document.body).backgroundColor;
+    const { backgroundColor: ground, color } = getComputedStyle(document.body);
     for (const { x, y, text } of apart(ends, 13 * ratio, gap, bbox.top + gap / 2, bbox.top + bbox.height - gap / 2)) {
       const inside = x < bbox.left + bbox.width - 2 * ratio;
       ctx.lineWidth = 3 * ratio;
       ctx.strokeStyle = ground;
       if (inside) ctx.strokeText(text, x + 4 * ratio, y);
-      ctx.fillStyle = getComputedStyle(document.body).color;
+      ctx.fillStyle = color;
       ctx.fillText(text, x + 4 * ratio, y);
     }
     ctx.restore();
