@@ -464,6 +464,7 @@ export class Overlay {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, full, height);
     const style = getComputedStyle(document.documentElement);
+    let inView = 0;
     const said = this.#skipping.map((index, row) => {
       const line = lines[index];
       const broken = skipsOf(line);
@@ -478,6 +479,7 @@ export class Overlay {
         count += 1;
         context.fillRect(left + ((line.x[at] - from) / (to - from)) * width - 1, top, 2, lane - 1);
       }
+      inView += count;
       return `${this.#nameOf(line.runs)} ${line.size > 1 ? "in " : ""}${formatCount(count)}${line.size > 1 ? " places" : ""}`;
     });
     context.globalAlpha = 1;
@@ -485,6 +487,7 @@ export class Overlay {
     context.font = "11px Roboto, system-ui, sans-serif";
     context.textBaseline = "middle";
     context.fillText("Others", 18, height / 2 + 0.5);
+    if (!inView) context.fillText("no skips in view", left + 8, height / 2 + 0.5);
     strip.setAttribute("aria-label", `Skipped steps of the other runs in view: ${said.join(", ")}`);
   }
 
