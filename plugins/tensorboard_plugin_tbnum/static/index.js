@@ -632,6 +632,8 @@ class Panel {
   }
 
   #reload() {
+    this.asked?.abort.abort(); // of other columns
+    this.asked = null;
     if (this.loaded) this.loaded = { ...this.loaded, detail: null };
     this.poll(true);
   }
