@@ -28,7 +28,7 @@ updates       steps so far, this one included, that changed the parameters: thos
 """
 
 
-RANKS = {"rank_min": np.fmin, "rank_max": np.fmax}
+RANKS = ("rank_min", "rank_max")
 """Columns of a run of several ranks: the least and the greatest of what the ranks have in a column. A NaN of one
 rank is left out; it is an event's matter."""
 
@@ -47,7 +47,7 @@ def of_ranks(name: str, ranks: Ranks | None) -> np.ndarray | None:
     column, _, kind = name.rpartition("/")
     if ranks is None or kind not in RANKS or column not in ranks.steps:
         return None
-    return np.asarray(RANKS[kind].reduce(ranks.column(column)[1], axis=0))
+    return ranks.spread(column)[RANKS.index(kind)]
 
 
 def derived_names(columns: Mapping[str, np.ndarray]) -> list[str]:

@@ -94,13 +94,12 @@ def _with_ranks(
     row = int(np.searchsorted(step, event.step))
     if row == len(step) or step[row] != event.step:
         return event
-    number = next(at for at, each in enumerate(ranks.sessions) if each.first_row <= row < each.end_row)
+    number = ranks.session_of(row)
     prefix = f"{event.optimizer}/" if event.optimizer else ""
     own = {rank: failed.get(_key(event), {}) for rank, failed in failures[number].items()}
-    numbers, all_losses = ranks.column("loss")
-    losses = dict(zip(numbers, all_losses[:, row].tolist(), strict=True))
-    measured = dict(zip(numbers, ranks.column("micro_batches")[1][:, row].tolist(), strict=True))
-    nonfinite = dict(zip(numbers, ranks.column(prefix + "nonfinite_tensors")[1][:, row].tolist(), strict=True))
+    losses, measured = ranks.at("loss", row), ranks.at("micro_batches", row)
+    nonfinite = ranks.at(prefix + "nonfinite_tensors", row)
+    numbers = list(losses)
     plans = ranks.plans()[number]
     is_spread = any(plan.sharded for name, plan in plans.items() if event.optimizer in (None, name))
 
@@ -117,7 +116,7 @@ def _with_ranks(
         data |= _of_parts(own, nonfinite)
         data["grad_norm"] = ranks.combined_at(prefix + "grad_norm", row)
     data["ranks"] = {
-        "numbers": list(numbers[:RANKS_TOLD]),
+        "numbers": numbers[:RANKS_TOLD],
         "losses": [losses[rank] for rank in numbers[:RANKS_TOLD]],
         "guilty": guilty[:RANKS_TOLD],
         "how": how if guilty else None,
@@ -192,15 +191,17 @@ def _disagreements(ranks: Ranks) -> Iterator[Event]:
     step = ranks.steps.get("step", np.empty(0, np.int64))
     differ = np.zeros(len(step), bool)
     for name in names:
-        values = ranks.column(name)[1]
-        differ |= np.fmax.reduce(values, axis=0) > np.fmin.reduce(values, axis=0)
+        least, greatest = ranks.spread(name)
+        differ |= greatest > least
     edges = np.flatnonzero(np.diff(np.concatenate([[False], differ, [False]]).astype(np.int8)))
     for begin, end in edges.reshape(-1, 2)[:DISAGREEMENTS_TOLD].tolist():
-        data: dict[str, Any] = {"last_step": int(step[end - 1]), "numbers": list(ranks.present[:RANKS_TOLD])}
-        for name in names:
-            values = ranks.column(name)[1][:, begin]
-            if np.fmax.reduce(values) > np.fmin.reduce(values):
-                data.setdefault("differ", {})[name] = values[:RANKS_TOLD].tolist()
+        values = {name: ranks.at(name, begin) for name in names}
+        differing = [name for name in names if ranks.spread(name)[1][begin] > ranks.spread(name)[0][begin]]
+        data = {
+            "last_step": int(step[end - 1]),
+            "numbers": list(values[names[0]])[:RANKS_TOLD],
+            "differ": {name: list(values[name].values())[:RANKS_TOLD] for name in differing},
+        }
         yield Event(int(step[begin]), float(ranks.steps["wall_time"][begin]), "ranks_disagree", data=data)
 
 
@@ -265,21 +266,20 @@ def _apart(ranks: Ranks) -> Iterator[Finding]:
     ):
         return
     for name in (name for name in ranks.steps if name.split("/")[-1] == "param_norm"):
-        numbers, values = ranks.column(name)
-        lowest, highest = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)
+        lowest, highest = ranks.spread(name)
         with np.errstate(invalid="ignore"):
             rows = np.flatnonzero(highest - lowest > REPLICAS_APART * np.abs(highest))
         if not len(rows):
             continue
         row = int(rows[0])
-        low, high = int(np.nanargmin(values[:, row])), int(np.nanargmax(values[:, row]))
+        values = {rank: value for rank, value in ranks.at(name, row).items() if not math.isnan(value)}
+        low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
         step = int(ranks.steps["step"][row])
         yield Finding(
             "replicas_differ",
             "warning",
             "The ranks' parameters have come apart",
-            f"From step {step} on: {name} is {values[low, row]:.8g} on rank {numbers[low]} and {values[high, row]:.8g} "
-            f"on rank {numbers[high]}.",
+            f"From step {step} on: {name} is {values[low]:.8g} on rank {low} and {values[high]:.8g} on rank {high}.",
             "Fine where ranks are meant to train by themselves. Else begin them equal and reduce every gradient: wrap "
             "the model in DistributedDataParallel, and leave no_sync() before the last backward of a step.",
         )
