@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 STRATEGIES = ("ddp", "fsdp")
@@ -34,6 +33,8 @@ class Ranks:
         if self.strategy == "ddp":
             return DistributedDataParallel(model)
         if self.strategy == "fsdp":
+            from torch.distributed.fsdp import fully_shard  # here since torch 2.6
+
             mesh = init_device_mesh(self.device.type, (self.size,))
             for block in model.blocks:
                 fully_shard(block, mesh=mesh)
