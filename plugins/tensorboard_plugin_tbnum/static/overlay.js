@@ -21,7 +21,6 @@ const HOST_COLORS = [
 /** For runs that TensorBoard does not know: none is like one of its own. */
 const OWN_COLORS = [["#0b57d0", "#8ab4f8"], ["#8d5524", "#d7a876"], ["#00695c", "#5fd6c0"], ["#a61c1c", "#ff8a80"], ["#6b7000", "#d8d95b"]];
 const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
-const MOST_BUCKETS = 1024;
 const MOST_NUMBERED = 10; // lines in a chart; of more the numbers would not stand where their lines end
 const FONT = "600 10px Roboto, system-ui, sans-serif";
 
@@ -211,10 +210,11 @@ export class Overlay {
     return JSON.stringify([this.lines, this.scene?.axis, this.scene?.columns]);
   }
 
-  /** @param {[string, string][]} [interval] @returns {[string, string][]} */
+  /** As many buckets as the current run has, so that smoothing does the same to all. @param {[string, string][]} [interval] @returns {[string, string][]} */
   #query(interval = []) {
     const { axis, columns, buckets } = /** @type {OverlayScene} */ (this.scene);
-    return [...columns.map((column) => /** @type {[string, string]} */ (["column", column])), ["x", axis], ["buckets", String(Math.min(buckets, MOST_BUCKETS))], ...interval];
+    const points = interval.length ? 2 * buckets : buckets;
+    return [...columns.map((column) => /** @type {[string, string]} */ (["column", column])), ["x", axis], ["buckets", String(points)], ...interval];
   }
 
   /** @param {string} question */

@@ -232,7 +232,7 @@ function drawRun(run, row, tick) {
     run.last_loss_scale == null ? "" : `scale ${formatScaleShort(run.last_loss_scale)}`,
   ];
   row.append(
-    element("span", "run-name", element("span", { class: `dot ${state}`, title: text }), element("span", "run-text", runTitle(run.run)), ...(how ? [
+    element("span", "run-name", element("span", { class: `dot ${state}`, title: text }), element("span", "run-text", runTitle(run.run)), ...(how && (how !== "chosen" || color) ? [
       element("span", { class: `run-tick ${how}`, "data-tick": "", style: color && `--color: ${color}`, title: how === "chosen" ? "The current run" : "In the charts beside the current run (O)" }),
       ...(how === "on" ? [element("span", "visually-hidden", "in the charts")] : []),
     ] : [])),
