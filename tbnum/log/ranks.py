@@ -23,14 +23,13 @@ from tbnum.log.schema import SHARD_COLUMNS, Event
 __all__ = ["Plan", "RankRecord", "Ranks", "RanksSession", "match_sessions", "plan_of", "ranks_text", "same_tensors"]
 
 SHARD = "_shard"
-_NORMS = {"grad_norm": "gradients", "grad_norm_clipped": "gradients", "param_norm": "parameters"}
-_NORMS["update_norm"] = "parameters"
+NORMS = frozenset({"grad_norm", "grad_norm_clipped", "param_norm", "update_norm"})
 
 WATCHED = frozenset(
     {"step", "wall_time", "loss", "micro_batches", "loss_scale", "skipped", "nonfinite_tensors", "param_norm"}
 )
 """Columns of the other ranks that are kept in memory where all ranks know the same norms."""
-COMBINED = WATCHED | {"clip_coef", "max_norm", *_NORMS} | {column.name for column in SHARD_COLUMNS}
+COMBINED = WATCHED | NORMS | {"clip_coef", "max_norm"} | {column.name for column in SHARD_COLUMNS}
 """And where the norms have to be put together."""
 
 

@@ -58,7 +58,7 @@ class Parts:
 
 
 class Layouts:
-    """The layouts of some optimizers, each worked out once, and looked at again every `interval` steps.
+    """The layouts of some optimizers, each worked out once, and again when `look_again` is asked.
 
     Between these a look costs a comparison of which parameters have a gradient. `on_layout(name, layout)` is called
     when one was found, and when it changed. No communication.
@@ -68,21 +68,26 @@ class Layouts:
         self._modules = [weakref.ref(module) for module in modules]
         self._on_layout = on_layout
         self._known: dict[str, tuple[Sequence[int], Layout | None]] = {}
+        self._has_flat: dict[str, bool] = {}  # looked for once: a model is flattened before it has an optimizer
 
     def of(self, name: str, optimizer: torch.optim.Optimizer, gradients: Gradients, look_again: bool) -> Layout | None:
         """None where every tensor is whole on this rank."""
         places, layout = self._known.get(name, (None, None))
         if places is None or look_again or places != gradients.places:
             before = layout
-            layout = self._found(optimizer, gradients)
+            layout = self._found(name, optimizer, gradients)
             self._known[name] = (gradients.places, layout)
             if layout is not None and layout != before:
                 self._on_layout(name, layout)
         return layout
 
-    def _found(self, optimizer: torch.optim.Optimizer, gradients: Gradients) -> Layout | None:
+    def _found(self, name: str, optimizer: torch.optim.Optimizer, gradients: Gradients) -> Layout | None:
         parameters = parameters_of(optimizer)
-        if not any(_is_sharded(parameter) for parameter in itertools.chain(parameters, gradients.tensors)):
+        if name not in self._has_flat:
+            self._has_flat[name] = any(map(_is_flat, parameters))
+        if not self._has_flat[name] and _WHOLE.issuperset(map(type, itertools.chain(parameters, gradients.tensors))):
+            return None  # nearly always; their types tell it quicker than a look at each
+        if not any(map(_is_sharded, itertools.chain(parameters, gradients.tensors))):
             return None
         flat = self._flat_parameters()
         found: list[Tensor] = list(parameters)
@@ -125,6 +130,9 @@ class Layouts:
                     for parameter in (flat, *(getattr(flat, "_params", None) or ())):
                         found[id(parameter)] = part
         return found
+
+
+_WHOLE = frozenset({Tensor, nn.Parameter})
 
 
 def _is_sharded(tensor: Tensor) -> bool:
