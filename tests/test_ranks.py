@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 import tbnum
 from tbnum.cli import main as command
 from tbnum.explain import findings
+from tbnum.explain.ranks import guilty_words
 from tbnum.log.ranks import match_sessions, plan_of, ranks_text
 from tbnum.log.reader import Run
 from tbnum.log.schema import Event, step_columns
@@ -431,3 +432,21 @@ def test_ranks_in_words() -> None:
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([0, 1, 4]) == "ranks 0, 1 and 4"
     assert ranks_text(range(1, 8)) == "ranks 1 to 7"
+
+
+# -- in words --------------------------------------------------------------------------------------------------------
+
+
+def told(numbers: list[int], losses: list[float], guilty: list[int], how: str) -> str:
+    data = {"numbers": numbers, "losses": losses, "guilty": guilty, "how": how}
+    return guilty_words({"loss": losses[numbers.index(guilty[0])], "ranks": data})
+
+
+def test_whose_fault_it_was_says_no_more_than_is_known() -> None:
+    assert told([0, 1], [1.0, math.nan], [1], "loss") == "; on rank 1 alone, the loss of the other rank was finite"
+    assert told([0, 1, 2], [1.0, math.inf, 2.0], [1], "loss").endswith("the losses of the other 2 ranks were finite")
+    assert told([0, 1, 2], [1.0, math.inf, math.nan], [1], "loss") == "; on rank 1"  # what rank 2 had is unknown
+    assert told([0, 1], [math.inf, math.nan], [0, 1], "loss") == "; so it was on every rank"
+    assert told([0, 1, 2], [1.0, 9.0, 3.0], [1], "outlier") == "; it is the loss of rank 1, against 2 on the others"
+    assert told([0, 1, 2], [1.0, 1.0, 1.0], [2], "part") == "; what is not finite lies in the part of rank 2"
+    assert guilty_words({"ranks": {"numbers": [0, 1], "losses": [1.0, 1.0], "guilty": [], "how": None}}) == ""

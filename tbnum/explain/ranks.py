@@ -45,8 +45,10 @@ def events_of_all_ranks(events: Sequence[Event], ranks: Ranks | None) -> list[Ev
         }
         for session in ranks.sessions
     ]
-    told = [_with_ranks(event, ranks, failures) if event.kind in _FAILURES else event for event in events]
-    told += _of_other_ranks(events, ranks)
+    told = [
+        _with_ranks(event, ranks, failures) if event.kind in _FAILURES else event
+        for event in [*events, *_of_other_ranks(events, ranks)]
+    ]
     told += _disagreements(ranks)
     told += _lost(ranks)
     return sorted(told, key=lambda event: event.step)  # stable: within a step the lowest rank's come first
@@ -142,7 +144,7 @@ def _outlier(losses: Mapping[int, float]) -> list[int]:
         return []
     worst = max(known, key=known.__getitem__)
     usual = statistics.median(loss for rank, loss in known.items() if rank != worst)
-    return [worst] if known[worst] > OUTLYING_LOSS * max(usual, 0) else []
+    return [worst] if usual > 0 and known[worst] > OUTLYING_LOSS * usual else []
 
 
 def guilty_words(data: Mapping[str, Any]) -> str:
@@ -158,8 +160,12 @@ def guilty_words(data: Mapping[str, Any]) -> str:
     if not others:
         return "; so it was on every rank"
     if told.get("how") == "outlier":
-        return f"; it is the loss of {who}, against {number_text(statistics.median(others))} on the others"
-    rest = "loss of the other rank was" if len(others) == 1 else f"losses of the other {len(others)} ranks were"
+        usual = statistics.median(loss for loss in others if math.isfinite(loss))
+        return f"; it is the loss of {who}, against {number_text(usual)} on the others"
+    finite = sum(map(math.isfinite, others))
+    if finite < len(others):
+        return f"; on {who}"
+    rest = "loss of the other rank was" if finite == 1 else f"losses of the other {finite} ranks were"
     return f"; on {who} alone, the {rest} finite"
 
 
