@@ -94,6 +94,26 @@ def test_a_touch_pad_zooms_by_a_pinch_and_moves_sideways(shared: TensorBoard, lo
     assert view() == moved
 
 
+def test_a_zoom_asks_for_its_detail_at_once_and_a_small_move_for_nothing(shared: TensorBoard, look: Look):
+    panel = look(shared)
+    asked: list[str] = []
+    panel.page.on("request", lambda request: asked.append(request.url) if "&from=" in request.url else None)
+    panel.open("long").drawn()
+    panel.frame.locator("[data-chart=norm] .u-over").hover(position={"x": 300, "y": 30})
+    panel.page.keyboard.down("Control")
+    panel.page.mouse.wheel(0, -60)
+    panel.page.keyboard.up("Control")
+    legend = panel.frame.locator("[data-chart=loss] .key")
+    expect(legend).to_contain_text("min to max of 32 steps")
+    assert len(asked) == 1
+    chart = panel.frame.locator("[data-chart=loss] .plot")
+    before = chart.get_attribute("aria-valuemin")
+    panel.page.mouse.wheel(20, 0)
+    expect(chart).not_to_have_attribute("aria-valuemin", before or "")
+    expect(legend).to_contain_text("min to max of 32 steps")
+    assert len(asked) == 1, "what is on either side had come along"
+
+
 def test_a_step_is_jumped_to_by_its_number(shared: TensorBoard, look: Look):
     panel = look(shared).open("long").drawn()
     panel.page.locator("iframe").focus()
