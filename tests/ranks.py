@@ -28,7 +28,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.profiler import ProfilerActivity, profile
 
 import tbnum
 from tests.loops import OPTIMIZERS, Half, batches
@@ -140,8 +140,8 @@ def mesh_of(*shape: int) -> DeviceMesh:
 # -- the same training, spread in different ways ---------------------------------------------------------------------
 
 
-def ddp(folder: Path) -> None:
-    train(DistributedDataParallel(Net()), folder)
+def ddp(folder: Path, record: bool = True) -> None:
+    train(DistributedDataParallel(Net()), folder, record=record)
 
 
 def fsdp2(folder: Path, record: bool = True) -> None:
@@ -151,8 +151,8 @@ def fsdp2(folder: Path, record: bool = True) -> None:
     train(fully_shard(model), folder, record=record)
 
 
-def fsdp2_scaled(folder: Path) -> None:
-    train(fully_shard(Net()), folder, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+def fsdp2_scaled(folder: Path, record: bool = True) -> None:
+    train(fully_shard(Net()), folder, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0), record=record)
 
 
 def hsdp(folder: Path) -> None:
@@ -355,26 +355,18 @@ def killed(folder: Path) -> None:
             optimizer.step()
 
 
-class Collectives(TorchDispatchMode):
-    """Counts every operation of c10d."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in ("c10d", "_c10d_functional", "_dtensor"):
-            self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def counted(folder: Path) -> None:
-    """How many collectives there are without tbnum, and with it."""
+    """The collectives that run without tbnum, and with it: by name, and how many the process group took."""
     found: dict[str, dict[str, int]] = {}
     for name, record in (("without", False), ("with", True)):
-        with Collectives() as mode:
-            fsdp2(folder / name, record)
-        found[name] = dict(mode.counts)
+        group = dist.group.WORLD
+        before = group._get_sequence_number_for_group()
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            ddp(folder / name / "ddp", record)
+            fsdp2(folder / name / "fsdp2", record)
+            fsdp2_scaled(folder / name / "scaled", record)
+        counts = Counter(event.name for event in profiled.events() if event.name.startswith(("gloo", "c10d", "_c10d")))
+        found[name] = {**counts, "taken": group._get_sequence_number_for_group() - before}
     (folder / f"counts{dist.get_rank()}.json").write_text(json.dumps(found))
 
 
