@@ -199,6 +199,24 @@ def test_nemo_logs_the_scale_that_the_step_used(tmp_path):
     assert skip.data["loss"] == pytest.approx(loss(41))
 
 
+def test_nemos_log_of_every_tenth_step_counts_no_skip_twice_and_names_steps_that_hold_it(tmp_path):
+    overflows = (40, 71, 72, 80, 90)  # of which steps 40, 80 and 90 are logged, before the scale falls
+    scaler, rows = Scaler(), []
+    for step in range(120):
+        norm = math.inf if step in overflows else 1.0
+        scalars = {"reduced_train_loss": loss(step + 1), "loss_scale": scaler.scale, "grad_norm": norm}
+        if step % 10 == 0:
+            rows.append((step, scalars))
+        scaler.update(step in overflows)
+    run = one(write(tmp_path, rows))
+    skips = [event for event in run.events if event.kind == "skip"]
+    assert [(event.step, event.data.get("at_least", 1)) for event in skips] == [(40, 1), (80, 3), (90, 1)]
+    assert [event.data.get("within", 1) for event in skips] == [1, 11, 1]  # the scale of step 70 is the one before it
+    assert run.totals.skipped_steps == len(overflows)
+    fell_to = [event.data["new_scale"] for event in run.events if event.kind == "scale_backoff"]
+    assert fell_to == [2.0**15, 2.0**13, 2.0**12, 2.0**11]
+
+
 def test_transformers_has_no_scale_and_a_skip_shows_in_the_gradient_norm(tmp_path):
     norms = {40: math.inf, 77: math.nan}
     rows = [

@@ -69,7 +69,11 @@ def infer(
     found: dict[int, list[_Change]] = {}
     for change in course.changes():
         found.setdefault(change.row, []).append(change)
-    skips = {row: each for row, changes in found.items() for each in changes if each.kind == "skip"}
+    skips: dict[int, _Change] = {}
+    for row, changes in found.items():
+        for each in changes:
+            if each.kind == "skip":
+                skips[row] = skips[row].and_then(each) if row in skips else each
     for row, how, count in [*course.counted(), *course.nonfinite_norms(), *course.lacking(skip_lacks_norm)]:
         fell = skips.get(row)
         if fell is None:
@@ -111,6 +115,11 @@ class _Change(NamedTuple):
     old: float
     new: float
 
+    def and_then(self, other: _Change) -> _Change:
+        """Both, where the second came right after the first."""
+        at_least, within = self.at_least + other.at_least, max(self.within, other.within)
+        return self._replace(at_least=at_least, within=within, new=other.new)
+
 
 class _Course:
     """The columns, and what each of them alone says."""
@@ -131,6 +140,9 @@ class _Course:
         self._rows = np.flatnonzero(np.isfinite(scale) & (scale > 0)) if len(scale) else np.empty(0, np.int64)
         self._scale = scale[self._rows]
         self.has_scale = len(self._rows) > 0
+        norm, there = columns.get("grad_norm"), logged.get("grad_norm")
+        nowhere = np.zeros(len(self._step), bool)
+        self._nonfinite_norm = nowhere if norm is None or there is None else ~np.isfinite(norm) & there  # (S,)
 
     def wall_time(self, step: int) -> float:
         at = int(np.searchsorted(self._step, step))
@@ -156,12 +168,18 @@ class _Course:
             old, new = float(self._scale[each - 1]), float(self._scale[each])
             times = _power(ratio, backoff) if ratio > 1 else _power(1 / ratio, growth)
             row = int(self._rows[each])
-            if not self._after and gap == 1:
-                row = int(self._rows[each - 1])  # the step before used the old scale, and this one the new
             if times is None or times > gap:
                 kind, times = "scale_set", 0
             else:
                 kind = "skip" if ratio > 1 else "scale_growth"
+            if not self._after:  # the row before used the old scale and this one the new: it may be that row's doing
+                before = int(self._rows[each - 1])
+                if gap == 1 or (kind == "skip" and times == 1 and self._nonfinite_norm[before]):
+                    row, gap = before, 1
+                else:
+                    gap += 1
+                    if kind == "skip" and self._nonfinite_norm[before]:
+                        times -= 1  # told by its norm
             changes.append(_Change(row, kind, "loss_scale", times, gap, old, new))
         return changes
 
@@ -182,10 +200,7 @@ class _Course:
         return [(int(rows[at]), "counter", int(values[at])) for at in np.flatnonzero(values > 0).tolist()]
 
     def nonfinite_norms(self) -> list[tuple[int, str, int]]:
-        norm, there = self._columns.get("grad_norm"), self._logged.get("grad_norm")
-        if norm is None or there is None:
-            return []
-        return [(row, "grad_norm", 1) for row in np.flatnonzero(~np.isfinite(norm) & there).tolist()]
+        return [(row, "grad_norm", 1) for row in np.flatnonzero(self._nonfinite_norm).tolist()]
 
     def lacking(self, skip_lacks_norm: bool) -> list[tuple[int, str, int]]:
         """Steps that have a scale and no norm, where all others have one. The last may still be being written."""
