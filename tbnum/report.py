@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from tbnum.explain import CAUSES, Finding, NextOverflow, findings, next_overflow
 from tbnum.explain.record import Part, Record, attempts, is_plain
 from tbnum.explain.summary import group_events, summarize, worth_reading
-from tbnum.explain.words import count_text, duration_text, number_text, scale_text, share_text
+from tbnum.explain.words import clock_text, count_text, duration_text, number_text, scale_text, share_text
 from tbnum.export import as_records
 from tbnum.log.files import RemotePath
 from tbnum.log.reader import Run
@@ -70,7 +69,7 @@ class Report:
         parts = [{"closed": "ended", "crash": "crashed"}.get(self.ended or "", "running, or killed")]
         summary = self.summary
         if summary["steps"]:
-            began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary["first_wall_time"]))
+            began = clock_text(summary["first_wall_time"], "%Y-%m-%d %H:%M:%S")
             parts += [f"began {began}", f"took {duration_text(summary['last_wall_time'] - summary['first_wall_time'])}"]
         if summary["sessions"] > 1:
             parts.append(count_text(summary["sessions"], "session"))
@@ -177,7 +176,7 @@ def _print_events(report: Report, logdir: str) -> None:
 
 
 def print_event(event: Event, indent: str) -> None:
-    clock = time.strftime("%H:%M:%S", time.localtime(event.wall_time))
+    clock = clock_text(event.wall_time)
     label = f"{event.kind}, {event.cause}" if event.cause else event.kind
     print(f"{indent}step {event.step}  {clock}  {_coloured(event.severity)}  {label}")
     _print_wrapped(event.message, indent + "  ")

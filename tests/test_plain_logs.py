@@ -596,6 +596,19 @@ def test_json_and_exports_keep_what_is_unknown_apart(runs, tmp_path, told):
     assert told("report", runs, "--html", tmp_path / "page.html")[0] == 0
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("wall_time", [math.nan, math.inf, -math.inf, 1e18, "backwards"])
+def test_a_time_that_is_none_is_no_time_and_costs_nothing_else(tmp_path, told, wall_time):
+    with SummaryWriter(str(tmp_path / "run")) as log:
+        for step in range(10):
+            at = 1.7e9 - 60 * step if wall_time == "backwards" else wall_time
+            log.add_scalar("loss_scale", 4.0 if step < 5 else 2.0, step, walltime=at)
+    assert told("report", tmp_path, "--html", tmp_path / "page.html")[0] == 0
+    code, out = told("report", tmp_path)
+    assert code == 0 and ("took ?" in out or "began ?" in out) and "skipped at least 1" in out
+    assert told("check", tmp_path)[0] == 0 and told("report", tmp_path, "--json")[0] == 0
+
+
 # The panel.
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
-__all__ = ["as_float", "count_text", "duration_text", "number_text", "scale_text", "share_text"]
+__all__ = ["as_float", "clock_text", "count_text", "duration_text", "number_text", "scale_text", "share_text"]
 
 
 def as_float(value: Any) -> float:
@@ -59,7 +60,17 @@ def share_text(part: int, whole: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """`12 s`, `3 min 5 s`, `2 h 10 min`."""
+    """`12 s`, `3 min 5 s`, `2 h 10 min`; `?` for what is no time: clocks are set back, and logs are damaged."""
+    if not 0 <= seconds < math.inf:
+        return "?"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def clock_text(wall_time: float, form: str = "%H:%M:%S") -> str:
+    """Seconds since the epoch as the time here; `?` for what is none."""
+    try:
+        return time.strftime(form, time.localtime(wall_time))
+    except (ValueError, OverflowError, OSError):  # NaN; infinity; a year that the machine's clock does not reach
+        return "?"

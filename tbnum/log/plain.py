@@ -464,6 +464,7 @@ def _table(points: Mapping[str, _Joined]) -> tuple[dict[str, np.ndarray], dict[s
         logged[name] = np.zeros(len(step), bool)
         logged[name][at] = True
         wall_time[at] = np.maximum(wall_time[at], each.wall_times)
+    wall_time[~np.isfinite(wall_time)] = np.nan
     return columns, logged
 
 
