@@ -50,9 +50,9 @@ def read(
         ValueError: `tags` has a column or a tag that there is not.
     """
     from tbnum.explain import explain_run
-    from tbnum.log import reader
+    from tbnum.log.logdir import read as read_runs
 
-    return reader.read(logdir, session=session, explain=explain_run, tags=tags)
+    return read_runs(logdir, session=session, explain=explain_run, tags=tags)
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,8 @@ from tbnum.explain.record import attempts, is_plain
 from tbnum.explain.summary import step_count, worth_reading
 from tbnum.explain.words import number_text, scale_text, share_text
 from tbnum.export import JSON_VERSION, write_json
-from tbnum.log.reader import Run, read
+from tbnum.log.logdir import read
+from tbnum.log.reader import Run
 from tbnum.log.schema import SEVERITIES, Event
 from tbnum.log.tags import checked_mapping
 from tbnum.report import Report, print_event, print_finding, print_report

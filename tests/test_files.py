@@ -15,7 +15,7 @@ import pytest
 import tbnum
 from tbnum import cli
 from tbnum.log.files import RemotePath, is_url, open_raw, place, size_of
-from tbnum.log.reader import find_runs
+from tbnum.log.logdir import find_runs
 from tensorboard_plugin_tbnum import runs as table
 from tensorboard_plugin_tbnum.runs import roots
 from tests.recorded import append, open_log, record, skip, tables_of

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from tbnum.log import reader, record_file
-from tbnum.log.reader import Run, Totals, find_runs, read
+from tbnum.log.logdir import find_runs, read
+from tbnum.log.reader import Run, Totals
 from tbnum.log.record_file import RecordTail, decode, encode, frame
 from tbnum.log.schema import (
     FORMAT_VERSION,
@@ -408,7 +409,7 @@ def test_a_folder_that_cannot_be_searched_is_left_out_and_reported(
             raise PermissionError(13, "Permission denied", str(folder))
         return scandir(folder)
 
-    monkeypatch.setattr("tbnum.log.reader.os.scandir", guarded)
+    monkeypatch.setattr("tbnum.log.logdir.os.scandir", guarded)
     assert find_runs(tmp_path)[1] == [(tmp_path / "secret", "Permission denied")]
     with pytest.warns(RuntimeWarning, match="secret"):
         assert list(read(tmp_path)) == ["good"]

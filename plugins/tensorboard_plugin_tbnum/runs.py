@@ -24,9 +24,10 @@ import numpy as np
 from tbnum.explain.finding import Finding
 from tbnum.explain.repeats import seed_of, setting
 from tbnum.log.files import Place, RemotePath, is_url
+from tbnum.log.logdir import find_runs
 from tbnum.log.plain import Glance, PlainRun, missing_tag
 from tbnum.log.ranks import Ranks
-from tbnum.log.reader import Run, Totals, find_runs, session_metas
+from tbnum.log.reader import Run, Totals, session_metas
 from tbnum.log.schema import Event
 from tbnum.log.tensors_reader import Histograms, Tensors
 from tensorboard_plugin_tbnum.cells import CellCache

@@ -1,4 +1,4 @@
-"""Reads what the writer wrote: `read()` finds runs, a `Run` gives their steps and events.
+"""Reads what the writer wrote: a `Run` gives the steps and events of a folder.
 
 A run is a folder. Each process that wrote into it left one record file, its session. A session that starts at step s
 supersedes the steps and events from s on of the sessions before it, as a run that is continued from a checkpoint
@@ -11,20 +11,17 @@ import contextlib
 import json
 import math
 import os
-import re
 import struct
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tbnum.log.event_file import is_event_file
 from tbnum.log.files import Place, RemotePath, list_names, open_raw, place, size_of
+from tbnum.log.names import host_name, is_record_file, parse_name
 from tbnum.log.ranks import COMBINED, SHARD, WATCHED, RankRecord, Ranks, RanksSession, match_sessions, same_tensors
 from tbnum.log.record_file import RecordTail, decode, first_record
 from tbnum.log.schema import (
@@ -47,32 +44,15 @@ from tbnum.log.schema import (
     RowLayout,
     Trailer,
     column,
-    host_name,
     trailer_schema_id,
 )
 from tbnum.log.tensors_ranks import RankHistograms, RankTensors
 from tbnum.log.tensors_reader import Histograms, Session, Tensors, TensorsFile
 
-__all__ = ["Explain", "Run", "Totals", "Unreadable", "find_runs", "read"]
+__all__ = ["Explain", "Run", "Totals", "session_metas", "writing_now"]
 
 
 _HEAD_BYTES = 1 << 18  # in which a file's first session record lies
-
-
-class Unreadable(NamedTuple):
-    """A folder that could not be searched."""
-
-    folder: Place
-    reason: str
-
-
-class Found(NamedTuple):
-    """What lies under a logdir, each by run name, sorted."""
-
-    runs: dict[str, Place]  # folders that hold record files
-    unreadable: list[Unreadable]
-    plain: dict[str, Place]  # folders that hold TensorBoard's event files and no record file
-    sizes: Mapping[str, Sequence[tuple[str, int]]] = MappingProxyType({})  # of the files in each, behind a URL
 
 
 @dataclass(frozen=True)
@@ -89,101 +69,6 @@ class Totals:
     last_wall_time: float = math.nan
     sessions: int = 0
     ended: str | None = None  # of the newest session: None while it runs (or when it was killed), "closed", "crash"
-
-
-def read(
-    logdir: str | os.PathLike[str],
-    *,
-    session: int | None = None,
-    explain: Explain | None = None,
-    tags: Mapping[str, str] | None = None,
-) -> dict[str, Run]:
-    """The runs under `logdir`, by name: the folder relative to `logdir`, with '/'; '.' for `logdir` itself.
-
-    Walks the folders (some 80 us each) and opens no record; a run reads its files when it is first used. Of folders
-    with plain TensorBoard scalars the heads are read: those whose loss or loss scale is recognised are runs too
-    (`tbnum.log.plain`). `session` picks one session of each run, by its number from 0 (or from the end, below 0), in
-    place of the run as it stands. `explain` gives `Run.events` their causes. `tags` maps columns of plain runs to
-    tags.
-
-    FileNotFoundError or NotADirectoryError where `logdir` is no folder, another OSError where a URL cannot be reached.
-    ValueError where `tags` has an unknown column, or a tag that no plain run has. Folders that cannot be searched are
-    left out, with a RuntimeWarning; `find_runs` gives them.
-    """
-    from tbnum.log.plain import plain_runs  # which extends `Run`
-
-    found = find_runs(logdir)
-    for folder, reason in found.unreadable:
-        warnings.warn(f"tbnum.read: left out {str(folder)!r}: {reason}", RuntimeWarning, stacklevel=2)
-    runs = {name: Run(folder, name=name, session=session, explain=explain) for name, folder in found.runs.items()}
-    plain = plain_runs(found.plain, session=session, explain=explain, tags=tags)
-    return dict(sorted({**runs, **plain}.items()))
-
-
-def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
-    """Folders under `logdir` with record files or event files, and the folders that cannot be searched. Opens no file.
-
-    Links to folders are followed, as TensorBoard does, but never into a folder that holds the link. Of a URL one
-    listing of all that is below it is asked for.
-    """
-    top = place(logdir)
-    if isinstance(top, RemotePath):
-        return _find_remote(top)
-    try:
-        found = top.stat()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no folder {str(top)!r} to read runs from") from None
-    if not top.is_dir():
-        raise NotADirectoryError(f"{str(top)!r} is a file; runs are read from the folder that holds it")
-    runs: dict[str, Place] = {}
-    plain: dict[str, Place] = {}
-    unreadable: list[Unreadable] = []
-    waiting = [(top, "", frozenset([(found.st_dev, found.st_ino)]))]
-    while waiting:
-        folder, name, above = waiting.pop()
-        try:
-            with os.scandir(folder) as entries:
-                listing = list(entries)
-        except OSError as error:
-            unreadable.append(Unreadable(folder, error.strerror or str(error)))
-            continue
-        for entry in listing:
-            try:
-                if not entry.is_dir():
-                    if _is_record_file(entry.name):
-                        runs[name or "."] = folder
-                    elif is_event_file(entry.name):
-                        plain[name or "."] = folder
-                    continue
-                status = entry.stat()
-            except OSError as error:
-                unreadable.append(Unreadable(folder / entry.name, error.strerror or str(error)))
-                continue
-            inode = (status.st_dev, status.st_ino)
-            if inode in above:
-                continue
-            below = f"{name}/{entry.name}" if name else entry.name
-            waiting.append((folder / entry.name, below, above | {inode}))
-    return _found(runs, unreadable, plain)
-
-
-def _find_remote(top: RemotePath) -> Found:
-    runs: dict[str, Place] = {}
-    plain: dict[str, Place] = {}
-    found = top.files_below()
-    for below, files in found.items():
-        for name, _ in files:
-            if _is_record_file(name):
-                runs[below or "."] = top / below if below else top
-            elif is_event_file(name):
-                plain[below or "."] = top / below if below else top
-    sizes = {below or ".": sorted(files) for below, files in found.items()}
-    return _found(runs, [], plain)._replace(sizes=sizes)
-
-
-def _found(runs: dict[str, Place], unreadable: list[Unreadable], plain: dict[str, Place]) -> Found:
-    plain = {name: folder for name, folder in plain.items() if name not in runs}
-    return Found(dict(sorted(runs.items())), sorted(unreadable), dict(sorted(plain.items())))
 
 
 def session_metas(folder: str | os.PathLike[str] | RemotePath) -> list[dict[str, Any]]:
@@ -484,7 +369,7 @@ class Run:
         own = self._files
         starts = [file.start_time for file in own]
         matches: dict[Place, dict[int, _SessionFile]] = {
-            file.path: {_parse_name(file.path.name).rank: file} for file in own
+            file.path: {parse_name(file.path.name).rank: file} for file in own
         }
         for rank, files in sorted(self._ranks_files.items()):
             for mine, at in zip(own, match_sessions(starts, [file.start_time for file in files]), strict=True):
@@ -749,7 +634,7 @@ class _SessionFile:
 
     def described(self) -> dict[str, Any]:
         """`meta`, and where it stands; what is known from the file's name where it was lost."""
-        named = _parse_name(self.path.name)
+        named = parse_name(self.path.name)
         return {"start_time": named.unix_ms / 1000, **self.meta, "file": self.path.name}
 
     @property
@@ -923,15 +808,6 @@ class _SessionFile:
             self._part_events = len(earlier)
 
 
-class _Name(NamedTuple):
-    unix_ms: int
-    rank: int
-    name: str
-
-
-_NAME = re.compile(r"(\d+)\.([^.]*)\.(\d+)(?:\.rank(\d+))?" + re.escape(RECORD_SUFFIX))
-
-
 def writing_now(folder: str | os.PathLike[str], rank: int | None, within_seconds: float = 60.0) -> int | None:
     """The id of another process of this machine that writes the same rank's record into `folder`; None without one.
 
@@ -942,13 +818,12 @@ def writing_now(folder: str | os.PathLike[str], rank: int | None, within_seconds
         return None
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
-            match = _NAME.fullmatch(entry.name)
-            if match is None or match[2] != host_name() or int(match[4] or 0) != (rank or 0):
+            named = parse_name(entry.name)
+            if named.host != host_name() or named.rank != (rank or 0) or named.process == os.getpid():
                 continue
-            process, is_late = int(match[3]), entry.stat().st_mtime > time.time() - within_seconds
-            is_open = is_late and _ended([_last_trailer(place(entry.path))]) is None
-            if is_open and process != os.getpid() and _lives(process):
-                return process
+            is_late = entry.stat().st_mtime > time.time() - within_seconds
+            if is_late and _ended([_last_trailer(place(entry.path))]) is None and _lives(named.process):
+                return named.process
     return None
 
 
@@ -967,25 +842,15 @@ def is_share(name: str) -> bool:
     return name.endswith(SHARD)
 
 
-def _is_record_file(name: str) -> bool:
-    return name.endswith(RECORD_SUFFIX) and not name.endswith(TENSORS_SUFFIX)
-
-
-def _parse_name(name: str) -> _Name:
-    """Of a renamed file the name alone is left to order by."""
-    match = _NAME.fullmatch(name)
-    return _Name(int(match[1]), int(match[4] or 0), name) if match else _Name(0, 0, name)
-
-
 def _order(path: Place, start: int | None) -> tuple[int, int, str]:
     """Sessions follow each other by the time in their name; were two begun at once, by their first step."""
-    return _parse_name(path.name).unix_ms, -1 if start is None else start, path.name
+    return parse_name(path.name).unix_ms, -1 if start is None else start, path.name
 
 
 def _list_files(folder: Place) -> tuple[list[Place], dict[int, list[str]], list[str]]:
     """Record files of the lowest rank, oldest first; names of the other ranks' files; what hinders."""
     try:
-        names = sorted(_parse_name(name) for name in list_names(folder) if _is_record_file(name))
+        names = sorted(parse_name(name) for name in list_names(folder) if is_record_file(name))
     except OSError as error:
         return [], {}, [f"{folder} cannot be searched: {error.strerror or error}"]
     lowest = min((name.rank for name in names), default=0)

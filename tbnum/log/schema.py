@@ -7,8 +7,6 @@ no torch and no TensorBoard.
 from __future__ import annotations
 
 import math
-import re
-import socket
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,7 +33,6 @@ __all__ = [
     "RowLayout",
     "Trailer",
     "column",
-    "host_name",
     "measured",
     "step_columns",
 ]
@@ -149,12 +146,6 @@ WHOLE_MODEL = "*"
 """In place of a tensor's name: all of them together."""
 
 _BY_NAME = {known.name: known for known in SHARD_COLUMNS + OPTIMIZER_COLUMNS + SHARED_COLUMNS}
-
-
-def host_name() -> str:
-    """This machine's name as a part of a file name: no dots, and never `tfevents`, which TensorBoard looks for."""
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64]
-    return re.sub("tfevents", "tf-events", name, flags=re.IGNORECASE) or "host"
 
 
 def column(name: str) -> Column:

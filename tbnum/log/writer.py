@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.log.names import host_name
 from tbnum.log.record_file import FILE_DELETED, RecordAppender, encode, file_version, frame, trouble
 from tbnum.log.schema import (
     ENDED_CLOSED,
@@ -49,7 +50,6 @@ from tbnum.log.schema import (
     Event,
     RowLayout,
     Trailer,
-    host_name,
 )
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.tensors_writer import TensorsWriter

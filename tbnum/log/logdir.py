@@ -1,0 +1,126 @@
+"""The runs under a log directory: `read()` gives them, `find_runs()` tells where they lie."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tbnum.log.event_file import is_event_file
+from tbnum.log.files import Place, RemotePath, place
+from tbnum.log.names import is_record_file
+from tbnum.log.plain import plain_runs
+from tbnum.log.reader import Explain, Run
+
+__all__ = ["Found", "Unreadable", "find_runs", "read"]
+
+
+class Unreadable(NamedTuple):
+    """A folder that could not be searched."""
+
+    folder: Place
+    reason: str
+
+
+class Found(NamedTuple):
+    """What lies under a logdir, each by run name, sorted."""
+
+    runs: dict[str, Place]  # folders that hold record files
+    unreadable: list[Unreadable]
+    plain: dict[str, Place]  # folders that hold TensorBoard's event files and no record file
+    sizes: Mapping[str, Sequence[tuple[str, int]]] = MappingProxyType({})  # of the files in each, behind a URL
+
+
+def read(
+    logdir: str | os.PathLike[str],
+    *,
+    session: int | None = None,
+    explain: Explain | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> dict[str, Run]:
+    """The runs under `logdir`, by name: the folder relative to `logdir`, with '/'; '.' for `logdir` itself.
+
+    Walks the folders (some 80 us each) and opens no record; a run reads its files when it is first used. Of folders
+    with plain TensorBoard scalars the heads are read: those whose loss or loss scale is recognised are runs too
+    (`tbnum.log.plain`). `session` picks one session of each run, by its number from 0 (or from the end, below 0), in
+    place of the run as it stands. `explain` gives `Run.events` their causes. `tags` maps columns of plain runs to
+    tags.
+
+    FileNotFoundError or NotADirectoryError where `logdir` is no folder, another OSError where a URL cannot be reached.
+    ValueError where `tags` has an unknown column, or a tag that no plain run has. Folders that cannot be searched are
+    left out, with a RuntimeWarning; `find_runs` gives them.
+    """
+    found = find_runs(logdir)
+    for folder, reason in found.unreadable:
+        warnings.warn(f"tbnum.read: left out {str(folder)!r}: {reason}", RuntimeWarning, stacklevel=2)
+    runs = {name: Run(folder, name=name, session=session, explain=explain) for name, folder in found.runs.items()}
+    plain = plain_runs(found.plain, session=session, explain=explain, tags=tags)
+    return dict(sorted({**runs, **plain}.items()))
+
+
+def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
+    """Folders under `logdir` with record files or event files, and the folders that cannot be searched. Opens no file.
+
+    Links to folders are followed, as TensorBoard does, but never into a folder that holds the link. Of a URL one
+    listing of all that is below it is asked for.
+    """
+    top = place(logdir)
+    if isinstance(top, RemotePath):
+        return _find_remote(top)
+    try:
+        found = top.stat()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no folder {str(top)!r} to read runs from") from None
+    if not top.is_dir():
+        raise NotADirectoryError(f"{str(top)!r} is a file; runs are read from the folder that holds it")
+    runs: dict[str, Place] = {}
+    plain: dict[str, Place] = {}
+    unreadable: list[Unreadable] = []
+    waiting = [(top, "", frozenset([(found.st_dev, found.st_ino)]))]
+    while waiting:
+        folder, name, above = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                listing = list(entries)
+        except OSError as error:
+            unreadable.append(Unreadable(folder, error.strerror or str(error)))
+            continue
+        for entry in listing:
+            try:
+                if not entry.is_dir():
+                    if is_record_file(entry.name):
+                        runs[name or "."] = folder
+                    elif is_event_file(entry.name):
+                        plain[name or "."] = folder
+                    continue
+                status = entry.stat()
+            except OSError as error:
+                unreadable.append(Unreadable(folder / entry.name, error.strerror or str(error)))
+                continue
+            inode = (status.st_dev, status.st_ino)
+            if inode in above:
+                continue
+            below = f"{name}/{entry.name}" if name else entry.name
+            waiting.append((folder / entry.name, below, above | {inode}))
+    return _found(runs, unreadable, plain)
+
+
+def _find_remote(top: RemotePath) -> Found:
+    runs: dict[str, Place] = {}
+    plain: dict[str, Place] = {}
+    found = top.files_below()
+    for below, files in found.items():
+        for name, _ in files:
+            if is_record_file(name):
+                runs[below or "."] = top / below if below else top
+            elif is_event_file(name):
+                plain[below or "."] = top / below if below else top
+    sizes = {below or ".": sorted(files) for below, files in found.items()}
+    return _found(runs, [], plain)._replace(sizes=sizes)
+
+
+def _found(runs: dict[str, Place], unreadable: list[Unreadable], plain: dict[str, Place]) -> Found:
+    plain = {name: folder for name, folder in plain.items() if name not in runs}
+    return Found(dict(sorted(runs.items())), sorted(unreadable), dict(sorted(plain.items())))
