@@ -61,6 +61,11 @@ def record(folder: Path, steps: int = 120, overflow_at: int | None = 60, nan_fro
     recorder.log.close()
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # else words are wrapped as wide as the terminal of who runs the tests
+
+
 @pytest.fixture
 def logdir(tmp_path: Path) -> Path:
     record(tmp_path / "good")
