@@ -16,6 +16,7 @@ from tbnum.observe.gradients import parameters_of
 
 __all__ = [
     "check_intervals",
+    "check_optimizer_name",
     "check_scaler",
     "checked_folder",
     "checked_modules",
@@ -31,12 +32,16 @@ def checked_optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
     if not given:
         raise ValueError("optimizer is an empty mapping; give at least one optimizer.")
     for name in given:
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"an optimizer's name must be a text without '/', since it begins column names: {name!r}.")
+        check_optimizer_name(name)
     found = {name: _checked_optimizer(each, f"optimizer[{name!r}]") for name, each in given.items()}
     if len({id(each) for each in found.values()}) < len(found):
         raise ValueError(f"the same optimizer was given under several names: {', '.join(found)}.")
     return found
+
+
+def check_optimizer_name(name: Any) -> None:
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ValueError(f"an optimizer's name must be a text without '/', since it begins column names: {name!r}.")
 
 
 def _checked_optimizer(given: Any, what: str) -> torch.optim.Optimizer:

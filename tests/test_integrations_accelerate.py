@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
 from tests.loops import Half, batches, train
@@ -23,7 +25,7 @@ accelerate = pytest.importorskip("accelerate")
 
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 
-from tbnum.integrations.accelerate import STATE_FILE, wrap  # noqa: E402
+from tbnum.integrations.accelerate import STATE_FILE, observe_backward, wrap  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -195,6 +197,18 @@ def test_after_close_nothing_of_tbnum_is_left_on_the_accelerator(tmp_path: Path)
     assert not loop.accelerator._save_model_state_pre_hook and not loop.accelerator._load_model_state_pre_hook
 
 
+def test_a_monitor_that_is_closed_late_leaves_the_losses_of_the_next_one_alone(tmp_path: Path) -> None:
+    loop = Loop(with_scaler=False)
+    with loop.wrap(logdir=tmp_path / "second") as monitor:
+        optimizer = loop.optimizer.optimizer
+        first = tbnum.wrap(torch.optim.SGD(Half().parameters()), logdir=tmp_path / "first")
+        observe_backward(first, optimizer)  # of an optimizer that is gone, in whose place in memory this one is now
+        observe_backward(monitor, optimizer)
+        first.close()
+        loop.train(GOOD[:4])
+    assert np.isfinite(run_of(tmp_path / "second").steps["loss"]).all()
+
+
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -206,10 +220,26 @@ def test_what_cannot_be_recorded_is_an_error_before_anything_is_hooked(
         loop.wrap()
     with pytest.raises(TypeError, match="tensor_intervall"):
         loop.wrap(logdir=tmp_path, tensor_intervall=5)
+    with SummaryWriter(str(tmp_path / "writer")) as writer, pytest.raises(ValueError, match=r"exactly one of logdir="):
+        loop.wrap(logdir=tmp_path, writer=writer)
+    shutil.rmtree(tmp_path / "writer")
     monkeypatch.setattr(accelerate.Accelerator, "distributed_type", accelerate.DistributedType.DEEPSPEED)
     with pytest.raises(ValueError, match=r"DEEPSPEED.*DDP and FSDP are recorded"):
         loop.wrap(logdir=tmp_path)
     assert not list(tmp_path.iterdir()) and not loop.optimizer.optimizer._optimizer_step_pre_hooks
+
+
+def test_a_second_monitor_of_an_accelerator_is_refused_as_its_losses_could_not_be_told_apart(tmp_path: Path) -> None:
+    loop = Loop(with_scaler=False)
+    model = Half()
+    model, critic = loop.accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with loop.wrap(logdir=tmp_path / "first"):
+        with pytest.raises(ValueError, match=r"first.*another optimizer.*wrap all of them in one call.*close\(\)"):
+            wrap(loop.accelerator, critic, model, logdir=tmp_path / "second")
+        loop.train(GOOD[:4])
+    assert np.isfinite(run_of(tmp_path / "first").steps["loss"]).all() and not (tmp_path / "second").exists()
+    with wrap(loop.accelerator, critic, model, logdir=tmp_path / "second"):
+        pass
 
 
 def test_trouble_in_a_hook_is_a_warning_and_the_training_is_the_same(

@@ -248,6 +248,12 @@ def test_a_wrong_option_is_refused_when_the_callback_is_made() -> None:
         NumericsCallback(scalar_interval=0)
     with pytest.raises(ValueError, match="local folders only"):
         NumericsCallback("s3://bucket/run")
+    with pytest.raises(ValueError, match=r"same name twice: \['a', 'a'\]"):  # one would hide the other
+        NumericsCallback(optimizer_names=["a", "a"])
+    with pytest.raises(TypeError, match="optimizer_names is a text, 'generator'"):
+        NumericsCallback(optimizer_names="generator")
+    with pytest.raises(ValueError, match=r"text without '/'.*'a/b'"):
+        NumericsCallback(optimizer_names=["a/b", "c"])
 
 
 class DeepSpeedStrategy(SingleDeviceStrategy):

@@ -483,6 +483,7 @@ def test_all_modules_that_can_be_called_are_watched_by_true_and_patterns_choose(
         (["nothing.*"], "no module's name fits 'nothing"),
         ("head", "takes True"),
         (False, "takes True"),
+        (5, "activations is 5; it takes True"),
     ):
         with pytest.raises(ValueError, match=match):
             ActivationWatch({"": model}, bad, 1)

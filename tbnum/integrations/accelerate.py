@@ -58,15 +58,17 @@ def wrap(
         options: those of `tbnum.wrap`.
 
     Raises:
-        ValueError: DeepSpeed, Megatron-LM or XLA; no `logdir`, and no tracker or several processes.
+        ValueError: DeepSpeed, Megatron-LM or XLA; no `logdir`, and no tracker or several processes; a monitor that
+            records another optimizer of this accelerator.
         Exception: what `tbnum.wrap` raises.
     """
     check_supported(accelerator.distributed_type)
+    _check_alone(accelerator, optimizer)
     if isinstance(model, Mapping):
         model = {name: _inner_model(each) for name, each in model.items()}
     elif model is not None:
         model = _inner_model(model)
-    where = {"writer": options.pop("writer")} if "writer" in options else _where(accelerator, logdir)
+    where = {"writer": options.pop("writer"), "logdir": logdir} if "writer" in options else _where(accelerator, logdir)
     monitor = tbnum.wrap(optimizer, accelerator.scaler, model=model, **where, **options)
     observe_backward(monitor, optimizer)
     _keep_in_checkpoints(monitor, accelerator)
@@ -81,6 +83,20 @@ def check_supported(distributed_type: Any) -> None:
             f"tbnum sees nothing of a training with Accelerate's distributed type {name} ({_UNSEEN[name]}). "
             "One process, DDP and FSDP are recorded."
         )
+
+
+def _check_alone(accelerator: Any, optimizer: Any) -> None:
+    """One monitor for an accelerator, whose losses and checkpoints do not tell for which of its optimizers they are."""
+    ours = {id(_inner_optimizer(each)) for each in _each(optimizer)}
+    for other in accelerator._optimizers:
+        key = id(_inner_optimizer(other))
+        monitor = _living(key)
+        if monitor is not None and key not in ours:
+            raise ValueError(
+                f"a monitor that writes to {str(monitor.logdir)!r} records another optimizer of this accelerator, and "
+                "a loss that the accelerator runs backward does not tell whose it is: wrap all of them in one call, "
+                "wrap(accelerator, {'generator': ..., 'critic': ...}, ...), or close() that monitor first."
+            )
 
 
 def _inner_model(model: nn.Module) -> nn.Module:
@@ -146,10 +162,10 @@ def observe_backward(monitor: Monitor, optimizer: Any) -> None:
     Transformers' is not given it), and this way it stays the object that it is.
     """
     global _original
-    optimizers = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
-    keys = [id(_inner_optimizer(each)) for each in optimizers]
+    keys = [id(_inner_optimizer(each)) for each in _each(optimizer)]
+    ref = weakref.ref(monitor)
     with _lock:
-        _monitors.update(dict.fromkeys(keys, weakref.ref(monitor)))
+        _monitors.update(dict.fromkeys(keys, ref))
         if _original is None:
             _original = _accelerate.Accelerator.backward
             _accelerate.Accelerator.backward = _seen(_original)
@@ -158,7 +174,8 @@ def observe_backward(monitor: Monitor, optimizer: Any) -> None:
         global _original
         with _lock:
             for key in keys:
-                _monitors.pop(key, None)
+                if _monitors.get(key) is ref:  # else the id is that of a later optimizer, which has its own monitor
+                    del _monitors[key]
             if not _monitors and _original is not None:
                 _accelerate.Accelerator.backward = _original
                 _original = None
@@ -178,11 +195,18 @@ def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @harmless
 def _tell(accelerator: Any, loss: Any) -> None:
-    refs = {_monitors.get(id(_inner_optimizer(each))) for each in accelerator._optimizers}
-    for ref in refs - {None}:
-        monitor = ref()  # type: ignore[misc]
+    for monitor in {_living(id(_inner_optimizer(each))) for each in accelerator._optimizers}:
         if monitor is not None and isinstance(loss, torch.Tensor):
             monitor.log_loss(loss.detach() / accelerator.gradient_accumulation_steps)
+
+
+def _living(key: int) -> Monitor | None:
+    ref = _monitors.get(key)
+    return None if ref is None else ref()
+
+
+def _each(optimizer: Any) -> list[Any]:
+    return list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
 
 
 def _inner_optimizer(optimizer: Any) -> Any:

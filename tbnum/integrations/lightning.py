@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tbnum.arguments import check_optimizer_name
 from tbnum.integrations.framework import framework
 from tbnum.integrations.recording import Recording, harmless
 from tbnum.monitor import Monitor
@@ -49,7 +50,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
 
     Raises:
         TypeError: an option that `tbnum.wrap` does not have.
-        ValueError: a value that `tbnum.wrap` refuses.
+        ValueError: a value that `tbnum.wrap` refuses; names of optimizers that cannot be told apart.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
     ) -> None:
         super().__init__()
         self._recording = Recording(logdir, options)
-        self._optimizer_names = optimizer_names
+        self._optimizer_names = None if optimizer_names is None else _checked_names(optimizer_names)
 
     @property
     def monitor(self) -> Monitor | None:
@@ -127,6 +128,16 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
     @harmless
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._recording.restore(state_dict)
+
+
+def _checked_names(names: Sequence[str]) -> list[str]:
+    if isinstance(names, str):
+        raise TypeError(f"optimizer_names is a text, {names!r}: give a list of names, as ['generator', 'critic'].")
+    for name in names:
+        check_optimizer_name(name)
+    if len(set(names)) < len(names):
+        raise ValueError(f"optimizer_names has the same name twice: {list(names)!r}.")
+    return list(names)
 
 
 @harmless

@@ -585,7 +585,7 @@ def _chosen(names: Sequence[str], patterns: bool | Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(names))
     if patterns is True:
         return names
-    if isinstance(patterns, (str, bool)):
+    if isinstance(patterns, (str, bool)) or not isinstance(patterns, Sequence):
         raise ValueError(f"activations is {patterns!r}; it takes True, or a list of module names and patterns.")
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
