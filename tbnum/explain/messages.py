@@ -327,7 +327,9 @@ def _clip_before_unscale(event: Event, data: Mapping[str, Any], later: Later | N
 def _backward_under_autocast(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
     return (
         f"backward() ran inside the autocast region{_where(data)}.",
-        "Move loss.backward() behind the `with torch.autocast(...)` block: backward runs in the types of the forward.",
+        "Move loss.backward() behind the `with torch.autocast(...)` block: backward runs in the types of the forward. "
+        "Where a framework holds that block open (Lightning's manual optimization), turn autocast off around it: "
+        "`with torch.autocast(..., enabled=False)`.",
     )
 
 
