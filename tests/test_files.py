@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import re
+import shutil
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -121,14 +126,49 @@ def test_only_what_is_new_is_fetched(tmp_path, memory, monkeypatch):
     [
         ("memory://nowhere", "there is no folder 'memory://nowhere' to read runs from"),
         ("nothing-such://bucket/runs", "fsspec has no file system for such URLs"),
+        ("reference://runs", "cannot read 'reference://runs' (TypeError: "),
     ],
 )
 def test_a_url_without_runs_is_told_with_the_way_out(memory, capsys, url, told):
-    with pytest.raises(OSError, match=told):
+    with pytest.raises(OSError, match=re.escape(told)):
         tbnum.read(url)
     assert cli.main(["report", url]) == 2
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1
+
+
+def test_a_file_is_no_folder_of_runs(recorded):
+    file = next((recorded / "gpt").iterdir())
+    with pytest.raises(NotADirectoryError, match="this is a file, and no folder"):
+        tbnum.read(f"file://{file}")
+
+
+def test_an_archive_behind_a_chained_url_is_read(recorded):
+    archive = shutil.make_archive(str(recorded / "runs"), "zip", recorded / "deep")
+    (run,) = tbnum.read(f"zip://::{archive}").values()
+    assert (run.name, len(run.steps["step"]), run.problems) == ("er", 10, [])
+    (run,) = tbnum.read(f"zip://er/::{archive}").values()
+    assert len(run.steps["step"]) == 10
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        """Not to standard error."""
+
+
+def test_a_web_server_that_knows_no_ranges_is_read_right(recorded):
+    pytest.importorskip("aiohttp")
+    serving = functools.partial(Handler, directory=str(recorded))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serving) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            run = tbnum.read(f"http://127.0.0.1:{server.server_port}")["gpt"]
+            here = tbnum.read(recorded)["gpt"]
+            assert same(run.steps, here.steps) and run.problems == []
+            for one, other in zip(run.tensors["grad_norm"], here.tensors["grad_norm"], strict=True):
+                np.testing.assert_array_equal(one, other)
+        finally:
+            server.shutdown()
 
 
 def test_a_file_system_whose_package_is_missing_says_what_to_install(monkeypatch):
@@ -170,6 +210,9 @@ def test_a_url_is_told_from_a_path():
         *("gs://a/b", "b"),
         *("gs://a/b/c", "gs://a/b/d"),
     )
+    chained = RemotePath("zip://runs/::s3://b/x.zip") / "gpt"
+    assert (str(chained), chained.name) == ("zip://runs/gpt::s3://b/x.zip", "gpt")
+    assert str(RemotePath("zip://::x.zip") / "gpt") == "zip://gpt::x.zip"
     assert [root.folder for root in roots(None, "x:s3://a/b,memory://c,/d")] == ["s3://a/b", "memory://c", "/d"]
     assert [root.prefix for root in roots(None, "x:s3://a/b,memory://c,/d")] == ["x", "", ""]
 

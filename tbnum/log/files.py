@@ -34,7 +34,11 @@ class RemotePath:
     """A file or folder behind a URL. `str()` of it is the URL."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/") if not url.endswith("://") else url
+        # In fsspec's zip://runs::s3://bucket/runs.zip the path is in the first part, the archive in what follows.
+        place, chained, archive = url.partition("::")
+        self._place = place if place.endswith("://") else place.rstrip("/")
+        self._archive = chained + archive
+        self.url = self._place + self._archive
 
     def __str__(self) -> str:
         return self.url
@@ -52,14 +56,15 @@ class RemotePath:
         return hash(self.url)
 
     def __truediv__(self, name: str) -> RemotePath:
-        return RemotePath(f"{self.url}/{name}" if not self.url.endswith("/") else self.url + name)
+        between = "" if self._place.endswith("/") else "/"
+        return RemotePath(f"{self._place}{between}{name}{self._archive}")
 
     @property
     def name(self) -> str:
-        return self.url.rpartition("/")[2]
+        return self._place.rpartition("/")[2]
 
     def with_name(self, name: str) -> RemotePath:
-        return RemotePath(f"{self.url.rpartition('/')[0]}/{name}")
+        return RemotePath(f"{self._place.rpartition('/')[0]}/{name}{self._archive}")
 
     def filesystem(self) -> tuple[Any, str]:
         """fsspec's file system, and what this place is called in it. OSError that tells what to install."""
@@ -73,6 +78,10 @@ class RemotePath:
             raise OSError(f"cannot read {self.url!r}: {error}") from None
         except ValueError as error:
             raise OSError(f"cannot read {self.url!r}: {error}; fsspec has no file system for such URLs") from None
+        except OSError:
+            raise
+        except Exception as error:  # of the file system's own, as of arguments that the URL lacks
+            raise OSError(f"cannot read {self.url!r} ({type(error).__name__}: {error})") from error
         return filesystem, path
 
     def files_below(self) -> dict[str, list[tuple[str, int]]]:
@@ -80,11 +89,11 @@ class RemotePath:
         filesystem, path = self.filesystem()
         with _as_os_errors(self.url):
             filesystem.invalidate_cache()
-            if not filesystem.isdir(path) and not filesystem.find(path):
+            found = filesystem.find(path, detail=True)
+            if not filesystem.isdir(path) and not found.keys() - {path}:  # of a file `find` gives that file
                 missing = not filesystem.exists(path)
                 why = "there is no folder" if missing else "this is a file, and no folder:"
                 raise (FileNotFoundError if missing else NotADirectoryError)(f"{why} {self.url!r} to read runs from")
-            found = filesystem.find(path, detail=True)
         folders: dict[str, list[tuple[str, int]]] = {}
         top = path.rstrip("/")
         for each, about in found.items():
@@ -125,7 +134,8 @@ class _RemoteFile:
             return b""
         with _as_os_errors(self._url):
             data: bytes = self._filesystem.cat_file(self._path, start=self._at, end=end)
-        data = data[: end - self._at]
+        if len(data) > end - self._at:  # a web server that knows no ranges sends the whole file
+            data = data[self._at : end] if len(data) >= self.size else data[: end - self._at]
         self._at += len(data)
         return data
 
