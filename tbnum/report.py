@@ -149,7 +149,7 @@ def print_report(report: Report, logdir: str) -> None:
         for finding in report.findings:
             print_finding(finding, "    ")
     for problem in report.run.problems:
-        _print_wrapped(problem, "  unreadable  ")
+        _print_wrapped(problem, "  problem     ")
 
 
 def _print_causes(summary: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ def _run(report: Report, number: int) -> str:
     return (
         f'<section id="run-{number}"><h2>{_text(report.title)}</h2><p class=quiet>{_text(report.state())}</p>'
         f"<table class=numbers>{numbers}</table>{_charts(report)}{_findings(report)}{_causes(report)}{_events(report)}"
-        f"{''.join(f'<p class=quiet>unreadable: {_text(problem)}</p>' for problem in report.run.problems)}</section>"
+        f"{''.join(f'<p class=quiet>problem: {_text(problem)}</p>' for problem in report.run.problems)}</section>"
     )
 
 
