@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -275,6 +276,23 @@ def test_after_a_training_that_raised_the_next_one_is_recorded(tmp_path: Path) -
         ours.train()
     ours.training_step = optimizer_step
     ours.train()
+    sessions = [tbnum.read(tmp_path / "run", session=number)["."] for number in (0, 1)]
+    assert [len(each.steps["step"]) for each in sessions] == [3, STEPS]
+
+
+def test_after_an_interrupt_another_trainer_records_in_the_same_folder(tmp_path: Path) -> None:
+    class Interrupt(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                raise KeyboardInterrupt
+
+    interrupted = trainer(tmp_path, [NumericsCallback(tmp_path / "run"), Interrupt()], with_scaler=False)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.train()
+    callback = NumericsCallback(tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        trainer(tmp_path, [callback], with_scaler=False).train()  # as in a notebook, where the first is still there
     sessions = [tbnum.read(tmp_path / "run", session=number)["."] for number in (0, 1)]
     assert [len(each.steps["step"]) for each in sessions] == [3, STEPS]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -84,6 +85,7 @@ class Recording:
         logdir = folder if self.logdir is None else self.logdir
         if writer is not None and (self.logdir is None or same_folder(self.logdir, writer.log_dir)):
             where = {"writer": writer}  # a second event writer in its folder would make TensorBoard lose one of the two
+            logdir = writer.log_dir
         elif logdir is not None:
             where = {"logdir": logdir}
         else:
@@ -92,11 +94,15 @@ class Recording:
                 "Give one: NumericsCallback(logdir='runs/name')."
             )
             return
+        for other in list(_open):  # its trainer was interrupted, and does not tell its callbacks
+            if other.monitor is not None and same_folder(other.monitor.logdir, logdir):
+                other.end()
         try:
             self.monitor = wrap(optimizer, scaler, model=model, **where, **self.options)
         except Exception as error:
             warn(f"tbnum records nothing of this training: {error}")
             return
+        _open.add(self)
         if resumed and state is not None:
             try:
                 self.monitor.load_state_dict(state)
@@ -113,6 +119,7 @@ class Recording:
         if monitor is not None:
             self._state = self.state()
             self.monitor = None
+            _open.discard(self)
             monitor.__exit__(None if error is None else type(error), error, None)
 
     def state(self) -> dict[str, Any] | None:
@@ -126,6 +133,10 @@ class Recording:
     def __getstate__(self) -> dict[str, Any]:
         """A copy, of a trainer that is copied or sent to another process, is not the one that records."""
         return {**self.__dict__, "monitor": None}
+
+
+_open: weakref.WeakSet[Recording] = weakref.WeakSet()
+"""Those that have a monitor, in this process."""
 
 
 def same_folder(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
