@@ -19,7 +19,7 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10 python; do \
 	"$$python" $(NEW_ENOUGH) 2>/dev/null && echo "$$python" && break; done)
 
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= --numprocesses auto --maxprocesses 8 --dist loadfile
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 SERVE ?= 1
@@ -39,7 +39,7 @@ test: $(VENV)/for-tests $(VENV)/node $(VENV)/browser
 	@echo "== the panel's own tests"
 	@node --test tests/js/*.test.js
 	@echo "== pytest"
-	@python -m pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/for-tests $(VENV)/node
 	ruff check .
