@@ -22,6 +22,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 from tbnum import export, report_page
+from tbnum._version import __version__
 from tbnum.explain import Finding, explain_run
 from tbnum.explain.findings import skipped_steps
 from tbnum.explain.record import attempts, is_plain
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "TensorBoard scalars of runs that never used it.",
         epilog="Exit codes: 0 done (check: nothing found), 1 check found something, 2 unusable input.",
     )
+    parser.add_argument("--version", action="version", version=f"tbnum {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:

@@ -408,6 +408,12 @@ def test_arguments_that_make_no_sense_are_exit_code_2(arguments: list[str], caps
     assert err.startswith("tbnum") and err.count("\n") == 1 and "--help" in err
 
 
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="^0$"):
+        tbnum.cli.main(["--version"])
+    assert capsys.readouterr().out == f"tbnum {tbnum.__version__}\n"
+
+
 def test_no_command_loads_torch_or_tensorboards_server(logdir: Path):
     commands = [["report"], ["check"], ["export", "--run", "good"], ["tail", "--run", "good"]]
     code = (
