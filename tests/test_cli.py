@@ -409,7 +409,7 @@ def test_arguments_that_make_no_sense_are_exit_code_2(arguments: list[str], caps
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         tbnum.cli.main(["--version"])
     assert capsys.readouterr().out == f"tbnum {tbnum.__version__}\n"
 
