@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,15 @@ def test_the_example_records_each_of_its_steps_and_the_notebook_reads_them(
     run = tbnum.read("runs")["gpt"]
     assert run.steps["step"].tolist() == [0, 1, 2, 3, 4]
     assert (run.steps["max_norm"] == 1.0).all()
+
+
+def test_what_the_readme_imports_for_a_framework_is_there() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"`from (tbnum\.integrations\.(\w+)) import (\w+)` \| `([^`]+)`", readme)
+    assert [framework for _, framework, _, _ in lines] == ["lightning", "transformers", "accelerate"]
+    for module, framework, name, line in lines:
+        pytest.importorskip(framework)
+        assert callable(getattr(importlib.import_module(module), name)) and f"{name}(" in line
 
 
 def test_every_column_of_a_run_is_explained() -> None:
