@@ -448,7 +448,19 @@ def test_a_restart_supersedes_what_it_takes_anew(tmp_path):
 
 def test_a_restart_in_one_file_supersedes_as_well(tmp_path):
     write(tmp_path, [(step, {"train/loss": 1.0}) for step in [*range(50), *range(30, 60)]])
-    np.testing.assert_array_equal(one(tmp_path).steps["step"], np.arange(60))
+    run = one(tmp_path)
+    np.testing.assert_array_equal(run.steps["step"], np.arange(60))
+    (resume,) = run.events
+    assert (resume.step, resume.kind) == (30, "resume") and "steps, which go back" in resume.message
+
+
+def test_a_restart_before_another_one_supersedes_that_one_as_well(tmp_path):
+    scalars = {"train/loss": 1.0, "train/learning_rate": 1e-3}
+    steps = [*range(50), *range(30, 60), 59, *range(10, 70)]
+    write(tmp_path, [(step, scalars) for step in steps], filename_suffix=".a")
+    assert inferred(one(tmp_path), "resume") == [10]  # a step that is logged twice is no restart
+    write(tmp_path, [(step, scalars) for step in range(40, 80)], filename_suffix=".b")
+    assert inferred(one(tmp_path), "resume") == [10, 40]
 
 
 def test_two_writers_of_different_tags_in_one_folder_are_one_run(tmp_path):

@@ -108,6 +108,7 @@ _HOW = {
     "no_grad_norm": "Inferred from a gradient norm that was not logged",
     "counter": "By the log's own count of skips",
     "log": "Inferred from a new event file",
+    "steps": "Inferred from the steps, which go back",
 }
 
 
@@ -398,6 +399,8 @@ def _resume(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple
     how = data.get("how")
     if how == "log":
         return f"{message}, by another process or writer.", NOTHING
+    if how == "steps":
+        return f"{message}; what was logged from there on before is superseded.", NOTHING
     if how == "counted":
         return f"{message}, as the optimizer's own count of updates tells.", NOTHING
     if how == "unknown":

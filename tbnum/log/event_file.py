@@ -33,11 +33,14 @@ class Points:
         self.steps = array("q")
         self.values = array("d")
         self.wall_times = array("d")
+        self.went_back: list[int] = []  # the steps that were below the one before them
         self.start: int | None = None  # the lowest step that was ever written: from here it supersedes older files
 
     def append(self, step: int, value: float, wall_time: float) -> None:
         """A step that is not beyond the last one supersedes what was there from it on: the run went back."""
         if self.steps and step <= self.steps[-1]:
+            if step < self.steps[-1]:
+                self.went_back.append(step)
             self.cut(step)
         if self.start is None or step < self.start:
             self.start = step

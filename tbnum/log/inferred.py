@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,13 +55,13 @@ def infer(
     logged: Mapping[str, np.ndarray],
     scale_after: bool = True,
     skip_lacks_norm: bool = False,
-    restarts: Iterable[int] = (),
+    restarts: Mapping[int, str] = MappingProxyType({}),
 ) -> Inferred:
     """Events of a run from its `columns`, each (S,), with `step` rising.
 
     `logged` tells for each column where the log has a value, NaN among them. `scale_after`: the scale stands as it was
     after the step's update; else as the step used it, so that what it fell for is the step before. `restarts`: steps
-    with which the run was taken up anew.
+    with which the run was taken up anew, and what tells: "log", a new event file, or "steps", which went back in one.
     """
     step = columns["step"]
     if not len(step):
@@ -83,8 +84,8 @@ def infer(
             skips[row] = fell._replace(at_least=at_least, within=1 if at_least == 1 else fell.within)
     told = course.can_tell()
     events: list[Event] = [
-        Event(at, course.wall_time(at), "resume", data={"from_step": at, "how": "log", "inferred": True})
-        for at in sorted(set(restarts))
+        Event(at, course.wall_time(at), "resume", data={"from_step": at, "how": how, "inferred": True})
+        for at, how in sorted(restarts.items())
     ]
     for row in sorted(found.keys() | skips.keys()):
         skip = skips.get(row)

@@ -423,17 +423,24 @@ def _joined(files: Sequence[EventFile], tag: str) -> _Joined:
     return _Joined(*(np.concatenate(arrays) for arrays in zip(*(parts or [empty]), strict=True)))
 
 
-def _restarts(files: Sequence[EventFile], tags: set[str]) -> list[int]:
-    """The steps with which a file goes on with tags that older ones have."""
+def _restarts(files: Sequence[EventFile], tags: set[str]) -> dict[int, str]:
+    """The steps with which the run was taken up anew: by a file with tags that older ones have, or within one."""
     seen: set[str] = set()
-    found = []
+    found: dict[int, str] = {}
     for file in files:
-        starts = {tag: points.start for tag, points in file.points.items() if tag in tags and points.start is not None}
-        again = [start for tag, start in starts.items() if tag in seen]
+        points = {tag: each for tag, each in file.points.items() if tag in tags and each.start is not None}
+        again = [each.start for tag, each in points.items() if tag in seen and each.start is not None]
         if again:
-            found.append(min(again))
-        seen |= set(starts)
+            found = _anew(found, min(again), "log")
+        for steps in itertools.zip_longest(*(each.went_back for each in points.values()), fillvalue=math.inf):
+            found = _anew(found, int(min(steps)), "steps")
+        seen |= set(points)
     return found
+
+
+def _anew(restarts: Mapping[int, str], step: int, how: str) -> dict[int, str]:
+    """With one more, which supersedes those that came after its step."""
+    return {at: why for at, why in restarts.items() if at < step} | {step: how}
 
 
 def _move_losses(points: dict[str, _Joined]) -> None:
