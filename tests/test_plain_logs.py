@@ -217,6 +217,18 @@ def test_nemos_log_of_every_tenth_step_counts_no_skip_twice_and_names_steps_that
     assert fell_to == [2.0**15, 2.0**13, 2.0**12, 2.0**11]
 
 
+@pytest.mark.parametrize("after", [True, False], ids=["after the update", "before the update"])
+def test_a_loops_own_scale_is_read_as_its_norms_tell(tmp_path, after):
+    overflows, scaler, rows = (3, 4, 40), Scaler(), []
+    for step in range(60):
+        norm = math.inf if step in overflows else 1.0
+        scales = scaler.scale, scaler.update(step in overflows)
+        rows.append((step, {"loss": loss(step + 1), "grad_norm": norm, "loss_scale": scales[after]}))
+    run = one(write(tmp_path, rows))
+    assert inferred(run) == list(overflows) and run.totals.skipped_steps == 3
+    assert inferred(run, "scale_backoff") == list(overflows)
+
+
 def test_transformers_has_no_scale_and_a_skip_shows_in_the_gradient_norm(tmp_path):
     norms = {40: math.inf, 77: math.nan}
     rows = [
@@ -398,7 +410,7 @@ def test_no_course_of_scalars_is_too_strange():
             columns = {name: np.where(logged[name], values, math.nan) for name, values in columns.items()}
             columns |= {"step": step.astype(np.int64), "wall_time": step / 10}
             for scale_after, lacks, numbering in itertools.product(
-                (True, False), (True, False), (Numbering(), Numbering(1), Numbering(32, 32))
+                (True, False, None), (True, False), (Numbering(), Numbering(1), Numbering(32, 32))
             ):
                 found = infer(columns, numbering, logged=logged, scale_after=scale_after, skip_lacks_norm=lacks)
                 meta = {"source": "tensorboard", "numbering": numbering._asdict()}

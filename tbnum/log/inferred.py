@@ -53,14 +53,15 @@ def infer(
     numbering: Numbering,
     *,
     logged: Mapping[str, np.ndarray],
-    scale_after: bool = True,
+    scale_after: bool | None = True,
     skip_lacks_norm: bool = False,
     restarts: Mapping[int, str] = MappingProxyType({}),
 ) -> Inferred:
     """Events of a run from its `columns`, each (S,), with `step` rising.
 
     `logged` tells for each column where the log has a value, NaN among them. `scale_after`: the scale stands as it was
-    after the step's update; else as the step used it, so that what it fell for is the step before. `restarts`: steps
+    after the step's update; False: as the step used it, so that what it fell for is the step before; None: as the norms
+    tell, which are not finite where a step was skipped, and as after the update where there are none. `restarts`: steps
     with which the run was taken up anew, and what tells: "log", a new event file, or "steps", which went back in one.
     """
     step = columns["step"]
@@ -130,12 +131,11 @@ class _Course:
         columns: Mapping[str, np.ndarray],
         numbering: Numbering,
         logged: Mapping[str, np.ndarray],
-        scale_after: bool,
+        scale_after: bool | None,
     ) -> None:
         self._columns = columns
         self._logged = logged
         self._numbering = numbering
-        self._after = scale_after
         self._step = columns["step"]
         scale = columns.get("loss_scale", np.empty(0))
         self._rows = np.flatnonzero(np.isfinite(scale) & (scale > 0)) if len(scale) else np.empty(0, np.int64)
@@ -144,6 +144,13 @@ class _Course:
         norm, there = columns.get("grad_norm"), logged.get("grad_norm")
         nowhere = np.zeros(len(self._step), bool)
         self._nonfinite_norm = nowhere if norm is None or there is None else ~np.isfinite(norm) & there  # (S,)
+        self._after = self._stands_after() if scale_after is None else scale_after
+
+    def _stands_after(self) -> bool:
+        """Whether the scale fell where a norm was not finite, and not, or less often, in the row after that."""
+        fell = np.flatnonzero(np.diff(self._scale) < 0)
+        here, before = self._nonfinite_norm[self._rows[fell + 1]], self._nonfinite_norm[self._rows[fell]]
+        return bool(np.count_nonzero(here & ~before) >= np.count_nonzero(before & ~here))
 
     def wall_time(self, step: int) -> float:
         at = int(np.searchsorted(self._step, step))

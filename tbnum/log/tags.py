@@ -30,7 +30,7 @@ class System:
     name: str
     sign: tuple[str, ...]
     tags: Mapping[str, tuple[str | re.Pattern[str], ...]]
-    scale_after: bool = True  # whether the scale is logged after the step's update, or as the step used it
+    scale_after: bool | None = True  # the scale is logged after the step's update, or as the step used it; None: either
     in_samples: bool = False  # whether its x axis counts samples
     loss_before: bool = False  # whether the loss may stand at the samples before its step, the others after it
     skip_lacks_norm: bool = False  # whether a skipped step logs no gradient norm
@@ -103,6 +103,7 @@ SYSTEMS = (
             "grad_norm": ("train/grad_norm",),
             "lr": ("train/learning_rate",),
         },
+        scale_after=None,  # the user's own
     ),
     System(
         "tbnum",
@@ -131,6 +132,7 @@ OTHER = System(
         ),
         "lr": ("lr", "train/lr", "train_lr", "learning_rate", "train/learning_rate", "Train/lr", _LIGHTNING_LR),
     },
+    scale_after=None,
 )
 """Lightning, whose tags are the user's own names, and plain loops."""
 
