@@ -219,7 +219,8 @@ def _buckets(steps: np.ndarray, values: np.ndarray, first: int, last: int) -> _R
     if not len(rows):
         empty = np.empty(0)
         return _Reduced(empty, empty, empty, empty, empty.astype(bool))
-    bucket = ((steps - first) * BUCKETS // max(last - first + 1, 1)).astype(np.int64)
+    bucket = (steps.astype(np.float64) - first) * BUCKETS // max(last - first + 1, 1)  # int64 may not hold it
+    bucket = np.minimum(bucket, BUCKETS - 1).astype(np.int64)
     of = bucket[rows]
     starts = np.flatnonzero(np.diff(of, prepend=-1))
     ends = np.append(starts[1:], len(rows)) - 1

@@ -633,6 +633,15 @@ def test_a_time_that_is_none_is_no_time_and_costs_nothing_else(tmp_path, told, w
     assert told("check", tmp_path)[0] == 0 and told("report", tmp_path, "--json")[0] == 0
 
 
+def test_steps_as_far_apart_as_can_be_are_reported(tmp_path, told):
+    steps = (0, 1, 2**31, 2**40, 2**62, 2**63 - 1)
+    write(tmp_path / "run", [(step, {"loss": 1.0, "loss_scale": 4.0}) for step in steps])
+    assert told("report", tmp_path, "--html", tmp_path / "page.html")[0] == 0
+    code, out = told("report", tmp_path)
+    assert code == 0 and "(0 to 9223372036854775807)" in out
+    assert told("check", tmp_path)[0] == 0
+
+
 # The panel.
 
 
