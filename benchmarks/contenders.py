@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,6 @@ class Tbnum(Watch):
         # The defaults are left to tbnum: were they changed, it should be seen in the figures.
         given: dict[str, Any] = {} if self._intervals == DEFAULTS else self._intervals
         self._monitor = tbnum.wrap(training.optimizer, training.scaler, model=training.model, logdir=folder, **given)
-        self._log_loss: Callable[[Tensor], None] | None = None
-        if training.scaler is None:
-            self._log_loss = self._monitor.log_loss
 
     def detach(self) -> None:
         assert self._monitor is not None
@@ -88,10 +85,6 @@ class Tbnum(Watch):
     def flush(self) -> None:
         assert self._monitor is not None
         self._monitor.flush()
-
-    def lost(self, loss: Tensor) -> None:
-        if self._log_loss is not None:
-            self._log_loss(loss)
 
     def shares(self) -> dict[Kind, float]:
         cycle = math.lcm(*self._intervals.values())

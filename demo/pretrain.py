@@ -112,7 +112,6 @@ def main() -> None:
                 scaler.step(optimizer)
                 scaler.update()
             else:
-                monitor.log_loss(loss)  # tbnum: with a scaler it sees the loss by itself
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
                 optimizer.step()

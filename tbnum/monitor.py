@@ -23,6 +23,7 @@ from tbnum.arguments import check_intervals, check_scaler, checked_folder, check
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
+from tbnum.observe.backward import observe_backward
 from tbnum.observe.caller import warn
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
@@ -173,6 +174,7 @@ class Monitor:
             for each in optimizers.values():
                 self._releases.append(observe_optimizer(each, self._observer, owner=self))
             self._releases.append(observe_clipping(self._observer))
+            self._releases.append(observe_backward(self._observer))
             if scaler is not None:
                 self._releases.append(observe_scaler(scaler, self._observer))
         except BaseException:
@@ -204,7 +206,10 @@ class Monitor:
         return self._recorder.skipped_steps
 
     def log_loss(self, loss: Tensor | float) -> None:
-        """Tell the loss of this step, where there is no enabled scaler to see it.
+        """Tell the loss of this step, in place of what is seen of it.
+
+        Seen are losses that go through an enabled scaler, and without one those whose `backward()` changes gradients
+        of the optimizer. Some loops have another number to show: a loss without its penalty, or the mean over ranks.
 
         To be called before `optimizer.step()`, which closes the step. Called several times in a step (accumulation),
         the losses add up, as those of `scaler.scale` do. A loss that is not a single number is summed. No host sync.

@@ -83,7 +83,7 @@ SHARED_COLUMNS: tuple[Column, ...] = (
     Column("step", "number of the step, from 0; a skipped step counts", "<i8"),
     Column("wall_time", "seconds since the epoch when the step closed"),
     Column("loss", "sum of the losses whose backward ran in the step"),
-    Column("micro_batches", "backward calls in the step; where they cannot be seen, calls of log_loss", "<f4"),
+    Column("micro_batches", "backward calls in the step; where none was seen, calls of log_loss", "<f4"),
     Column("loss_scale", "what the gradients were divided by at unscale"),
     Column("growth_tracker", "unskipped steps since the last scale change, as the scaler had it", "<f4"),
     Column("skipped", "whether an optimizer was skipped, from found_inf alone", "|b1"),

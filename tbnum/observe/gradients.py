@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Gradients", "carries_scale", "dtypes_behind", "local", "parameters_of"]
+__all__ = ["Before", "Gradients", "carries_scale", "dtypes_behind", "local", "parameters_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -53,6 +53,27 @@ class Gradients:
             and all(map(operator.is_, self.tensors, other.tensors))
             and self.versions == other.versions
         )
+
+
+@dataclass(frozen=True)
+class Before:
+    """The gradients of some optimizers before a backward, to tell whether it adds to them."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor | None]
+    versions: list[int]  # of those that there are
+
+    @staticmethod
+    def of(optimizers: Iterable[torch.optim.Optimizer]) -> Before:
+        parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+        gradients = [parameter.grad for parameter in parameters]
+        return Before(parameters, gradients, _versions([each for each in gradients if each is not None]))
+
+    def have_changed(self) -> bool:
+        """Mostly told by the first: gradients were None, and are there now."""
+        if any(parameter.grad is not before for parameter, before in zip(self.parameters, self.gradients, strict=True)):
+            return True
+        return self.versions != _versions([each for each in self.gradients if each is not None])
 
 
 def carries_scale(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:

@@ -17,11 +17,12 @@ import enum
 import functools
 import math
 import operator
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from tbnum.measure.chunks import stored
 from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import statistics_of
 from tbnum.observe.caller import users_line, warn
-from tbnum.observe.gradients import Gradients, carries_scale, dtypes_behind, local, parameters_of
+from tbnum.observe.gradients import Before, Gradients, carries_scale, dtypes_behind, local, parameters_of
 from tbnum.observe.records import (
     UNKNOWN,
     Change,
@@ -49,6 +50,13 @@ from tbnum.observe.shards import Layouts
 from tbnum.observe.transfer import Number, capturing, hold
 
 __all__ = ["StepObserver"]
+
+class Mark(NamedTuple):
+    """How far the loop was before a backward."""
+
+    backwards: int  # that were seen in the step
+    before: Before
+
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -125,6 +133,7 @@ class StepObserver:
         self._scale_was_seen = False
         self._in_scaler_step: str | None = None
         self._pending: deque[Pending] = deque()
+        self._thread = threading.get_ident()  # in which the loop runs
         self._seen_once: set[tuple[str, str | None]] = set()
         self._without_gradients: set[str] = set()
         self.troubles = 0
@@ -218,6 +227,25 @@ class StepObserver:
         self._losses.append(loss)
         if graph_task not in self._backwards:
             self._backwards.append(graph_task)
+
+    @_harmless
+    def backward_begins(self) -> Mark | None:
+        """Before any backward. None where it does not matter, else to be given to `backward_ended`."""
+        if self.scaler is not None or threading.get_ident() != self._thread or capturing():
+            return None
+        if any(one.stage is Stage.STEPPING for one in self._open.values()):
+            return None  # an optimizer calls its closure again, as LBFGS does: the loss of the step is the first
+        return Mark(len(self._backwards), Before.of(self.optimizers().values()))
+
+    @_harmless
+    def backward_ended(self, mark: Mark, losses: Sequence[Any]) -> None:
+        """The backward of `losses` has run, without an enabled scaler and without `create_graph`."""
+        if len(self._backwards) > mark.backwards or not mark.before.have_changed():
+            return  # a disabled scaler told of it; or it was another model's
+        found = [_summed(loss) for loss in losses if isinstance(loss, Tensor) and not loss.is_complex()]
+        if found:
+            self._losses += found
+            self._backwards.append(-1 - len(self._backwards))  # its number in the engine is not known any more
 
     # -- the scaler --------------------------------------------------------------------------------------------
 
@@ -341,6 +369,7 @@ class StepObserver:
             self._close_without_what_came_since()
         if name in self._open and self._open[name].stage is Stage.STEPPING:
             del self._open[name]  # the step before ended in an exception
+        self._thread = threading.get_ident()
         one = self._opened(name)
         one.lr = _learning_rates(optimizer)
         grad_scale = getattr(optimizer, "grad_scale", None) if scaler is not None else None
