@@ -18,6 +18,7 @@ __all__ = [
     "check_intervals",
     "check_optimizer_name",
     "check_scaler",
+    "checked_config",
     "checked_folder",
     "checked_modules",
     "checked_optimizers",
@@ -51,9 +52,12 @@ def _checked_optimizer(given: Any, what: str) -> torch.optim.Optimizer:
         seen.append(inner)
         inner = getattr(inner, "optimizer", None) or getattr(inner, "_optimizer", None)
         if inner is None or any(inner is each for each in seen):
+            hint = "pass the optimizer whose step() the loop calls."
+            if isinstance(given, (list, tuple)):
+                hint = "several optimizers go into a mapping, {'name': optimizer, ...}."
             raise TypeError(
-                f"{what} is {type(given).__name__} ({given!r:.80}), which is no torch.optim.Optimizer and wraps none; "
-                "pass the optimizer whose step() the loop calls."
+                f"{what} is {type(given).__name__} ({' '.join(repr(given).split()):.80}), which is no "
+                f"torch.optim.Optimizer and wraps none; {hint}"
             )
     if not any(group["params"] for group in inner.param_groups):
         raise ValueError(f"{what} ({type(inner).__name__}) has no parameters; wrap it after they were added.")
@@ -95,6 +99,15 @@ def checked_modules(model: Any, optimizers: Mapping[str, torch.optim.Optimizer])
             "that the optimizer was built from (and build the optimizer after the model was moved or converted)."
         )
     return modules
+
+
+def checked_config(config: Any) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        hint = "; for argparse's give vars(args)" if hasattr(config, "__dict__") else ""
+        raise TypeError(f"config is {type(config).__name__} ({config!r:.80}), not a mapping of names to values{hint}.")
+    return dict(config)
 
 
 def check_intervals(**intervals: Any) -> None:

@@ -19,7 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from tbnum._version import __version__
-from tbnum.arguments import check_intervals, check_scaler, checked_folder, checked_modules, checked_optimizers
+from tbnum.arguments import (
+    check_intervals,
+    check_scaler,
+    checked_config,
+    checked_folder,
+    checked_modules,
+    checked_optimizers,
+)
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
@@ -102,6 +109,7 @@ def wrap(
     check_intervals(
         tensor_interval=tensor_interval, histogram_interval=histogram_interval, scalar_interval=scalar_interval
     )
+    settings = checked_config(config)
     folder = checked_folder(logdir, writer)
     if activations and not modules:
         raise ValueError(f"activations={activations!r} needs model=, whose modules are to be watched.")
@@ -118,7 +126,7 @@ def wrap(
         histogram_interval=histogram_interval,
         activations=activations,
         scalar_interval=scalar_interval,
-        config=dict(config or {}),
+        config=settings,
     )
     monitor._recorder.warn_of_rival()
     monitor._recorder.look_for_a_repeat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import gc
 import io
@@ -785,6 +786,7 @@ def test_bad_input_is_refused_with_the_value_and_the_way_out_before_anything_is_
         (None, scaler, good, TypeError, "NoneType"),
         (optimizer, "runs/gpt", good, TypeError, "runs/gpt"),
         (optimizer, model, good, TypeError, "GradScaler"),
+        ([optimizer], scaler, good, TypeError, "mapping, {'name': optimizer"),
         (empty, scaler, good, ValueError, "no parameters"),
         ({}, scaler, good, ValueError, "empty mapping"),
         ({"a/b": optimizer}, scaler, good, ValueError, "a/b"),
@@ -793,6 +795,8 @@ def test_bad_input_is_refused_with_the_value_and_the_way_out_before_anything_is_
         (optimizer, scaler, {**good, "model": "gpt"}, TypeError, "gpt"),
         (optimizer, scaler, {**good, "tensor_interval": 0}, ValueError, "tensor_interval is 0"),
         (optimizer, scaler, {**good, "scalar_interval": 2.5}, ValueError, "scalar_interval is 2.5"),
+        (optimizer, scaler, {**good, "config": "lr=1"}, TypeError, "config is str"),
+        (optimizer, scaler, {**good, "config": argparse.Namespace(lr=1)}, TypeError, "vars"),
         (optimizer, scaler, {"logdir": "s3://bucket/run"}, ValueError, "s3://bucket/run"),
         (optimizer, scaler, {"logdir": 3}, TypeError, "3"),
         (optimizer, scaler, {"logdir": occupied / "run"}, OSError, "file"),

@@ -589,7 +589,7 @@ def _chosen(names: Sequence[str], patterns: bool | Sequence[str]) -> list[str]:
         raise ValueError(f"activations is {patterns!r}; it takes True, or a list of module names and patterns.")
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            some = ", ".join(repr(name) for name in names[:8])
+            some = ", ".join(repr(name) for name in names[:8] if name)  # the model itself has none
             raise ValueError(f"no module's name fits {pattern!r}; the names begin with {some}.")
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
