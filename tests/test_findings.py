@@ -14,6 +14,7 @@ import torch
 import tbnum
 from tbnum.explain import Finding, findings
 from tbnum.explain import thresholds as limits
+from tbnum.explain.messages import SEVERITY
 from tbnum.log.schema import Event
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tests.corpus import Known, Loop
@@ -145,6 +146,16 @@ def test_bfloat16_with_a_scaler_is_seen_in_the_loss(tmp_path: Path):
     event = Event(3, 0.0, "loss_low_precision", data={"dtype": "bfloat16", "where": "train.py:3"})
     found = told(columns(), [event])
     assert "bfloat16" in found["scaler_without_float16"].remedy
+
+
+@pytest.mark.parametrize("kind", [kind for kind, severity in SEVERITY.items() if severity != "info"])
+def test_every_event_that_is_a_warning_or_an_error_is_a_finding_as_grave(kind: str):
+    """Else `tbnum check` would let the run pass."""
+    data = {"skips": 12} if kind == "scale_collapse" else {}
+    event = Event(3, 0.0, kind, SEVERITY[kind], message="It happened.", data=data)
+    finding = by_rule(findings(FakeRun(columns(), [event], {"first_step": 0}), [event]))[kind]
+    assert finding.severity == SEVERITY[kind]
+    assert finding.title and "It happened" in finding.evidence
 
 
 # -- from tables of tensors, of real runs ------------------------------------------------------------------------------

@@ -26,19 +26,27 @@ from tbnum.log.schema import SEVERITIES, Event, measured
 
 __all__ = ["Finding", "clipped_steps", "find", "nonfinite_losses", "skipped_steps", "wasted_seconds"]
 
-MISUSE = {
+TITLES = {
     "no_gradients": "The optimizer stepped without gradients",
     "clip_before_unscale": "Gradients were clipped before unscale_",
     "backward_under_autocast": "Backward ran under autocast",
     "update_missing": "scaler.update() was missing",
     "step_bypassed_scaler": "optimizer.step() went past the scaler",
+    "unscale_in_accumulation": "Gradients were unscaled before the last backward",
+    "loss_not_scaled": "The loss was not scaled",
+    "float16_gradients": "The parameters are float16",
     "loss_low_precision": "The loss was computed in low precision",
+    "bfloat16_with_scaler": "A GradScaler in a bfloat16 loop",
     "scaler_state_lost": "The scaler's state was not restored",
+    "optimizer_state_lost": "The optimizer's state was not restored",
+    "schedule_state_lost": "The learning-rate schedule was not restored",
     "norm_overflow": "The gradient norm overflowed",
     "gradient_underflow": "Gradients underflow",
     "ranks_disagree": "The ranks disagree",
     "repeat_of_diverged_run": "A run like this one diverged before",
 }
+"""Of the findings that are an event of the same name, told once with how often it happened. A warning or an error has
+its title here, or a finding of its own below."""
 
 
 def find(record: Record, events: Sequence[Event]) -> list[Finding]:
@@ -56,7 +64,7 @@ def find(record: Record, events: Sequence[Event]) -> list[Finding]:
         *_nonfinite_parameters(by_kind),
         *_nonfinite_loss(record),
         *_skips(record, by_kind.get("skip", [])),
-        *_misuse(by_kind),
+        *_told_once(by_kind),
         *_clipping(record),
         *curve_findings(record, events),
         *rank_findings(getattr(record, "ranks", None)),
@@ -198,13 +206,14 @@ _BFLOAT16_WITH_SCALER = (
 )
 
 
-def _misuse(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
-    for kind, title in MISUSE.items():
+def _told_once(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
+    for kind, title in TITLES.items():
         events = by_kind.get(kind)
         if events:
             first = events[0]
             times = f"{count_text(len(events), 'time')}, first at step {first.step}"
-            if kind == "loss_low_precision" and any(event.data.get("dtype") == "bfloat16" for event in events):
+            in_bfloat16 = any(event.data.get("dtype") == "bfloat16" for event in events)
+            if kind == "loss_low_precision" and in_bfloat16 and "bfloat16_with_scaler" not in by_kind:
                 yield Finding("scaler_without_float16", "warning", *_BFLOAT16_WITH_SCALER)
             yield Finding(kind, SEVERITY[kind], title, f"{first.message} ({times})", first.remedy)
 
