@@ -111,7 +111,7 @@ def test_runs_have_the_colours_that_tensorboard_gives_them(logdir, serve, look: 
         assert painted(panel, "loss", color) > 100 and painted(panel, "norm", color) > 100
 
 
-def test_a_run_is_put_beside_the_current_one_by_key_and_its_module_comes_only_then(shared, look: Look):
+def test_a_run_is_put_beside_the_current_one_by_key_or_box_and_its_module_comes_only_then(shared, look: Look):
     panel = look(shared)
     asked: list[str] = []
     panel.page.on("request", lambda request: asked.append(request.url))
@@ -129,6 +129,11 @@ def test_a_run_is_put_beside_the_current_one_by_key_and_its_module_comes_only_th
     runs.press("o")
     panel.wait_until(lambda: addressed(panel) == [], "the run out of the address")
     expect(panel.frame.locator(".overlay-bar")).to_be_hidden()
+    tick = runs.get_by_role("option").filter(has_text=THIRD).locator(".run-tick")
+    assert 0.3 < float(tick.evaluate("tick => getComputedStyle(tick).opacity")) < 1, "to be seen without a pointer"
+    tick.click()
+    panel.wait_until(lambda: addressed(panel) == [THIRD], "the ticked run in the address")
+    expect(panel.frame.locator("h1")).to_have_text(FIRST)
 
 
 def test_the_card_at_the_cursor_has_each_runs_value_in_the_view_that_it_is_over(shared, look: Look):

@@ -297,7 +297,7 @@ export function svg(tag, attributes = {}, ...content) {
 function filled(made, attributes, content) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") made.addEventListener(name.slice(2), value);
-    else if (value !== "" && value !== false) made.setAttribute(name, value === true ? "" : String(value));
+    else if (value !== false) made.setAttribute(name, value === true ? "" : String(value));
   }
   made.append(...content.filter((part) => part !== ""));
   return made;
