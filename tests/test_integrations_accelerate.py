@@ -25,7 +25,7 @@ accelerate = pytest.importorskip("accelerate")
 
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 
-from tbnum.integrations.accelerate import STATE_FILE, observe_backward, wrap  # noqa: E402
+from tbnum.integrations.accelerate import STATE_FILE, wrap  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -189,24 +189,10 @@ def test_a_checkpoint_from_before_tbnum_loads_and_adams_counter_tells_the_step(t
 
 
 def test_after_close_nothing_of_tbnum_is_left_on_the_accelerator(tmp_path: Path) -> None:
-    before = accelerate.Accelerator.backward
     loop = Loop(with_scaler=False)
     with loop.wrap(logdir=tmp_path):
-        assert accelerate.Accelerator.backward is not before
-    assert accelerate.Accelerator.backward is before
+        assert loop.accelerator._save_model_state_pre_hook
     assert not loop.accelerator._save_model_state_pre_hook and not loop.accelerator._load_model_state_pre_hook
-
-
-def test_a_monitor_that_is_closed_late_leaves_the_losses_of_the_next_one_alone(tmp_path: Path) -> None:
-    loop = Loop(with_scaler=False)
-    with loop.wrap(logdir=tmp_path / "second") as monitor:
-        optimizer = loop.optimizer.optimizer
-        first = tbnum.wrap(torch.optim.SGD(Half().parameters()), logdir=tmp_path / "first")
-        observe_backward(first, optimizer)  # of an optimizer that is gone, in whose place in memory this one is now
-        observe_backward(monitor, optimizer)
-        first.close()
-        loop.train(GOOD[:4])
-    assert np.isfinite(run_of(tmp_path / "second").steps["loss"]).all()
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
@@ -247,9 +233,7 @@ def test_trouble_in_a_hook_is_a_warning_and_the_training_is_the_same(
 ) -> None:
     loop = Loop(with_scaler=False)
     with loop.wrap(logdir=tmp_path):
-        monkeypatch.setattr(tbnum.Monitor, "log_loss", lambda self, loss: 1 / 0)
-        with pytest.warns(RuntimeWarning, match="training goes on.*ZeroDivisionError"):
-            loop.train(GOOD[:4])
+        loop.train(GOOD[:4])
         monkeypatch.setattr(tbnum.Monitor, "state_dict", lambda self: 1 / 0)
         with pytest.warns(RuntimeWarning, match="save failed, and training goes on"):
             loop.accelerator.save_state(tmp_path / "checkpoint")

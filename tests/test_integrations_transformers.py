@@ -228,10 +228,6 @@ def test_a_wrong_option_is_refused_when_the_callback_is_made() -> None:
         NumericsCallback("s3://bucket/run")
 
 
-def trouble_in_log_loss(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tbnum.Monitor, "log_loss", lambda self, loss: int("no number"))
-
-
 def trouble_in_state_dict(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tbnum.Monitor, "state_dict", lambda self: 1 / 0)
 
@@ -244,7 +240,6 @@ def an_engine_of_its_own(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [
-        (trouble_in_log_loss, "training goes on.*no number"),
         (trouble_in_state_dict, "training goes on.*ZeroDivisionError"),
         (an_engine_of_its_own, "records nothing of this training.*MEGATRON_LM"),
     ],

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 import tbnum
+from tbnum.arguments import checked_optimizers
 from tbnum.integrations.framework import framework
 from tbnum.integrations.recording import harmless, same_folder
 from tbnum.monitor import Monitor
 
-__all__ = ["check_supported", "observe_backward", "wrap"]
+__all__ = ["check_supported", "wrap"]
 
-_accelerate = framework("accelerate", "accelerate")
+framework("accelerate", "accelerate")
 
 STATE_FILE = "tbnum.json"  # in a checkpoint's folder
 
@@ -45,9 +43,9 @@ def wrap(
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         monitor = tbnum.integrations.accelerate.wrap(accelerator, optimizer, model, logdir="runs/gpt")
 
-    The scaler is the accelerator's; without one the loss is seen in `accelerator.backward`. `accelerator.save_state`
-    and `load_state` keep the monitor's state in a file of its own beside theirs, so that a resumed training goes on in
-    the same record, and a checkpoint without one loads as well. Every process is to call it, with the same folder.
+    The scaler is the accelerator's. `accelerator.save_state` and `load_state` keep the monitor's state in a file of its
+    own beside theirs, so that a resumed training goes on in the same record, and a checkpoint without one loads as
+    well. Every process is to call it, with the same folder.
 
     Args:
         accelerator: the `Accelerator`.
@@ -70,7 +68,6 @@ def wrap(
         model = _inner_model(model)
     where = {"writer": options.pop("writer"), "logdir": logdir} if "writer" in options else _where(accelerator, logdir)
     monitor = tbnum.wrap(optimizer, accelerator.scaler, model=model, **where, **options)
-    observe_backward(monitor, optimizer)
     _keep_in_checkpoints(monitor, accelerator)
     return monitor
 
@@ -85,18 +82,23 @@ def check_supported(distributed_type: Any) -> None:
         )
 
 
+_monitors: weakref.WeakKeyDictionary[Any, weakref.ref[Monitor]] = weakref.WeakKeyDictionary()  # by accelerator
+
+
+def _monitor_of(accelerator: Any) -> Monitor | None:
+    ref = _monitors.get(accelerator)
+    return None if ref is None else ref()
+
+
 def _check_alone(accelerator: Any, optimizer: Any) -> None:
-    """One monitor for an accelerator, whose losses and checkpoints do not tell for which of its optimizers they are."""
-    ours = {id(_inner_optimizer(each)) for each in _each(optimizer)}
-    for other in accelerator._optimizers:
-        key = id(_inner_optimizer(other))
-        monitor = _living(key)
-        if monitor is not None and key not in ours:
-            raise ValueError(
-                f"a monitor that writes to {str(monitor.logdir)!r} records another optimizer of this accelerator, and "
-                "a loss that the accelerator runs backward does not tell whose it is: wrap all of them in one call, "
-                "wrap(accelerator, {'generator': ..., 'critic': ...}, ...), or close() that monitor first."
-            )
+    """One monitor for an accelerator, whose checkpoints hold the state of one."""
+    monitor = _monitor_of(accelerator)
+    if monitor is not None and not any(map(monitor._observer.name_of, checked_optimizers(optimizer).values())):
+        raise ValueError(
+            f"a monitor that writes to {str(monitor.logdir)!r} records another optimizer of this accelerator, whose "
+            "checkpoints hold the state of one: wrap all of them in one call, wrap(accelerator, {'generator': ..., "
+            "'critic': ...}, ...), or close() that monitor first."
+        )
 
 
 def _inner_model(model: nn.Module) -> nn.Module:
@@ -130,6 +132,8 @@ def _where(accelerator: Any, logdir: str | os.PathLike[str] | None) -> dict[str,
 
 def _keep_in_checkpoints(monitor: Monitor, accelerator: Any) -> None:
     """A file of its own: an object registered for checkpointing would keep older checkpoints from being loaded."""
+    if _monitor_of(accelerator) is monitor:
+        return  # wrapped twice, which is one wrapping
     ref = weakref.ref(monitor)
 
     @harmless
@@ -144,72 +148,11 @@ def _keep_in_checkpoints(monitor: Monitor, accelerator: Any) -> None:
         if living is not None and path.exists():
             living.load_state_dict(json.loads(path.read_text()))
 
+    def closed() -> None:
+        if _monitors.get(accelerator) is ref:
+            del _monitors[accelerator]
+
+    _monitors[accelerator] = ref
+    monitor.call_when_closed(closed)
     monitor.call_when_closed(accelerator.register_save_state_pre_hook(save).remove)
     monitor.call_when_closed(accelerator.register_load_state_pre_hook(load).remove)
-
-
-# -- losses without a scaler -----------------------------------------------------------------------------------------
-
-_monitors: dict[int, weakref.ref[Monitor]] = {}  # by id of an optimizer
-_original: Callable[..., Any] | None = None
-_lock = threading.RLock()
-
-
-def observe_backward(monitor: Monitor, optimizer: Any) -> None:
-    """Tell `monitor` of the losses that an accelerator without a scaler runs backward, until it is closed.
-
-    `Accelerator.backward` is replaced for as long: the accelerator itself is not always at hand (a callback of
-    Transformers' is not given it), and this way it stays the object that it is.
-    """
-    global _original
-    keys = [id(_inner_optimizer(each)) for each in _each(optimizer)]
-    ref = weakref.ref(monitor)
-    with _lock:
-        _monitors.update(dict.fromkeys(keys, ref))
-        if _original is None:
-            _original = _accelerate.Accelerator.backward
-            _accelerate.Accelerator.backward = _seen(_original)
-
-    def release() -> None:
-        global _original
-        with _lock:
-            for key in keys:
-                if _monitors.get(key) is ref:  # else the id is that of a later optimizer, which has its own monitor
-                    del _monitors[key]
-            if not _monitors and _original is not None:
-                _accelerate.Accelerator.backward = _original
-                _original = None
-
-    monitor.call_when_closed(release)
-
-
-def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.scaler is None:  # else the scaler tells
-            _tell(self, loss)
-        return original(self, loss, *args, **kwargs)
-
-    return backward
-
-
-@harmless
-def _tell(accelerator: Any, loss: Any) -> None:
-    for monitor in {_living(id(_inner_optimizer(each))) for each in accelerator._optimizers}:
-        if monitor is not None and isinstance(loss, torch.Tensor):
-            monitor.log_loss(loss.detach() / accelerator.gradient_accumulation_steps)
-
-
-def _living(key: int) -> Monitor | None:
-    ref = _monitors.get(key)
-    return None if ref is None else ref()
-
-
-def _each(optimizer: Any) -> list[Any]:
-    return list(optimizer.values()) if isinstance(optimizer, Mapping) else [optimizer]
-
-
-def _inner_optimizer(optimizer: Any) -> Any:
-    while isinstance(optimizer, _accelerate.optimizer.AcceleratedOptimizer):
-        optimizer = optimizer.optimizer
-    return optimizer

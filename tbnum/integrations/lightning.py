@@ -7,8 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from tbnum.arguments import check_optimizer_name
 from tbnum.integrations.framework import framework
 from tbnum.integrations.recording import Recording, harmless
@@ -37,7 +35,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
 
     With automatic and manual optimization, one or several optimizers, accumulation, Lightning's own clipping, its
     precision plugins and its DDP strategy, whose ranks share one folder. Its checkpoints hold the monitor's state.
-    The scaler is the precision plugin's; without one the loss is what `training_step` gave, as it went into backward.
+    The scaler is the precision plugin's. The loss is what `training_step` gave, as it went into backward.
 
     Args:
         logdir: folder of the run. Without it that of the Trainer's TensorBoardLogger, through its writer, or of
@@ -104,11 +102,6 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
         if len(names) != len(optimizers):
             raise ValueError(f"optimizer_names has {len(names)} names {list(names)!r} for {len(optimizers)} optimizers")
         return dict(zip(names, optimizers, strict=True))
-
-    @harmless
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        if self.monitor is not None and getattr(trainer.precision_plugin, "scaler", None) is None:
-            self._recording.log_loss(loss)  # else it is the scaled one, and the scaler has told of it
 
     @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

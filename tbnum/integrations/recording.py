@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tbnum.arguments import check_intervals, checked_folder
 from tbnum.monitor import Monitor, wrap
@@ -108,10 +108,6 @@ class Recording:
                 self.monitor.load_state_dict(state)
             except ValueError as error:
                 warn(f"tbnum goes on without the monitor's state in the checkpoint: {error}")
-
-    def log_loss(self, loss: Tensor) -> None:
-        if self.monitor is not None:
-            self.monitor.log_loss(loss)
 
     def end(self, error: BaseException | None = None) -> None:
         """Close the monitor; `error` is what ended the training. Its state stays."""

@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from tbnum.integrations.accelerate import check_supported, observe_backward
+from tbnum.integrations.accelerate import check_supported
 from tbnum.integrations.framework import framework
 from tbnum.integrations.recording import Recording, harmless
 from tbnum.monitor import Monitor
@@ -87,8 +87,6 @@ class NumericsCallback(TrainerCallback, ExportableState):
         scaler = getattr(optimizer, "scaler", None)
         resumed = state.global_step > 0
         self._recording.begin(optimizer, scaler, kwargs["model"], folder=folder, writer=writer, resumed=resumed)
-        if self.monitor is not None:
-            observe_backward(self.monitor, optimizer)
 
     @harmless
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
