@@ -169,6 +169,8 @@ def test_the_histogram_tells_what_formats_lose_at_this_scale_and_at_another(shar
     expect(panel.frame.locator(".histogram-title").first).to_have_text(
         "Step 0: gradient of the whole model, by magnitude"
     )
+    row = panel.frame.locator("tr[data-format=float16] td")
+    expect(row).to_have_count(2)  # at this scale alone, until another one is chosen
     slider = panel.frame.get_by_label("Another loss scale")
     slider.fill("0")
     url = f"{shared.url}data/plugin/tbnum/histogram?run=tensors&step=0"
@@ -177,12 +179,24 @@ def test_the_histogram_tells_what_formats_lose_at_this_scale_and_at_another(shar
     total = sum(count for _, count in histogram["counts"]) + histogram["zero"]
     limit = 2.0**-25  # what float16 rounds to zero, times a scale of one
     flushed = sum(count for bin, count in histogram["counts"] if 2.0 ** (bin - 127) <= limit)
-    row = panel.frame.locator("tr[data-format=float16] td")
     share = float((row.nth(2).text_content() or "").removesuffix(" %"))
     assert share == pytest.approx(100 * flushed / total, rel=0.01) and share > 0.4
     expect(row.nth(0)).to_have_text(re.compile(r"^(0|0\.\d+|< 0\.0001) %$"))
     expect(panel.frame.locator("#summary-histogram")).to_contain_text("float8 e4m3")
     assert panel.frame.locator(".histogram .range").count() == 8
+
+
+@pytest.mark.parametrize("height", [900, 1000])
+def test_an_address_leads_to_the_whole_histogram_with_its_axis_and_every_format(
+    shared: TensorBoard, look: Look, height: int
+):
+    panel = look(shared, height=height).open("tensors", tensors="histogram").drawn()
+    box, labels = panel.frame.locator(".histogram-box"), panel.frame.locator(".histogram .format-label")
+    expect(labels).to_have_count(4)
+    bottom = box.evaluate("box => box.getBoundingClientRect().bottom")
+    for part in (labels, panel.frame.locator(".histogram .range-full"), panel.frame.locator(".histogram .tick")):
+        ends = part.evaluate_all("parts => parts.map(part => part.getBoundingClientRect().bottom)")
+        assert ends and max(ends) <= bottom, "cut off"
 
 
 def test_the_ridge_leads_to_its_steps(shared: TensorBoard, look: Look):

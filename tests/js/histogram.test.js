@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { exponentRange, lost, percent } from "../../plugins/tensorboard_plugin_tbnum/static/histogram.js";
+import { exponentRange, lost, magnitudes, percent } from "../../plugins/tensorboard_plugin_tbnum/static/histogram.js";
 
 const FLOAT16 = { name: "float16", max: 65504, smallest_normal: 2 ** -14, smallest_subnormal: 2 ** -24, flushes_to: 2 ** -25, overflows_from: 65520 };
 const edges = { first_bin: 1, last_bin: 255, upper_exponent: -127 };
@@ -33,4 +33,11 @@ test("a share is never rounded down to none", () => {
   assert.equal(percent(1e-9), "< 0.0001 %");
   assert.equal(percent(0.0123456), "1.23 %");
   assert.deepEqual(exponentRange([bin(-60), bin(10)], -127), [-63, 12]);
+});
+
+test("magnitudes that were not measured are told by the bins, and none where nothing was counted", () => {
+  const counts = [[bin(-30), 1], [bin(-5), 2]];
+  assert.equal(magnitudes(histogram(counts)), "; magnitudes 2⁻³¹ to 2⁻⁵");
+  assert.equal(magnitudes(histogram(counts, { low: 0.000012345, high: 0.03 })), "; magnitudes 1.23×10⁻⁵ to 0.03");
+  assert.equal(magnitudes(histogram([])), "");
 });

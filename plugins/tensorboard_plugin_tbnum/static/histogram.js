@@ -46,6 +46,14 @@ export function percent(share) {
   return `${formatNumber(Number((100 * share).toPrecision(3)))} %`;
 }
 
+/** From the least to the greatest that was counted: as measured, else by the edges of their bins. @param {HistogramAnswer} histogram */
+export function magnitudes({ counts, edges, low, high }) {
+  if (!counts.length) return "";
+  const bins = counts.map(([bin]) => bin);
+  const text = (/** @type {number | null} */ value, /** @type {number} */ exponent) => (value === null ? formatPower(2, exponent + edges.upper_exponent) : formatNumber(Number(value.toPrecision(3))));
+  return `; magnitudes ${text(low, Math.min(...bins) - 1)} to ${text(high, Math.max(...bins))}`;
+}
+
 export class HistogramView {
   /** @param {HistogramCallbacks} callbacks */
   constructor(callbacks) {
@@ -105,19 +113,19 @@ export class HistogramView {
     }
     const now = histogram.loss_scale ?? 1;
     const exponent = this.exponent ?? Math.round(Math.log2(now));
-    const other = 2 ** exponent;
+    const other = this.exponent === null ? null : 2 ** this.exponent;
     this.slider.value = String(exponent);
     this.scaleText.textContent = formatPower(2, exponent);
     const where = state.name === "*" ? "the whole model" : state.name;
     const [first, last, steps] = histogram.steps_available;
     this.title.title = `${formatCount(steps)} histograms, steps ${formatCount(first)} to ${formatCount(last)}; the nearest before the cursor is shown`;
     this.title.textContent = `Step ${formatCount(histogram.step)}: ${state.source.replaceAll("_", " ")} of ${where}, by magnitude`;
-    this.#drawPicture(histogram, now, other);
     this.#drawLosses(histogram, now, other);
+    this.#drawPicture(histogram, now, other); // into the room that the table leaves
     this.#drawRidge(histogram, ridge, now);
   }
 
-  /** @param {HistogramAnswer} histogram @param {number} now @param {number} other */
+  /** @param {HistogramAnswer} histogram @param {number} now @param {number | null} other */
   #drawPicture(histogram, now, other) {
     const { counts, edges, formats } = histogram;
     const width = Math.max(280, this.pictureBox.clientWidth);
@@ -144,8 +152,8 @@ export class HistogramView {
       const top = height + 2 + row * 24;
       const label = LABELS[/** @type {keyof typeof LABELS} */ (format.name)] ?? format.name;
       parts.push(svg("text", { class: "format-label", x: left - 8, y: top + 14, "text-anchor": "end" }, label));
-      for (const [scale, name, y] of /** @type {[number, string, number][]} */ ([[now, "now", top + 3], [other, "other", top + 13]])) {
-        if (name === "other" && other === now) continue;
+      for (const [scale, name, y] of /** @type {[number | null, string, number][]} */ ([[now, "now", top + 3], [other, "other", top + 13]])) {
+        if (scale === null || (name === "other" && other === now)) continue;
         const [low, normal, high] = [format.flushes_to, format.smallest_normal, format.overflows_from].map((limit) => x(Math.log2(limit / scale)));
         const say = `${label} at a scale of ${formatScale(scale)}: flushes to zero up to ${formatNumber(format.flushes_to / scale)}, loses precision up to ${formatNumber(format.smallest_normal / scale)}, overflows from ${formatNumber(format.overflows_from / scale)}`;
         parts.push(svg("g", { class: `range range-${name}` },
@@ -167,28 +175,29 @@ export class HistogramView {
     this.picture.replaceChildren(...parts);
   }
 
-  /** @param {HistogramAnswer} histogram @param {number} now @param {number} other */
+  /** @param {HistogramAnswer} histogram @param {number} now @param {number | null} other */
   #drawLosses(histogram, now, other) {
-    const { counts, zero, inf, nan, formats, low, high } = histogram;
+    const { counts, zero, inf, nan, formats } = histogram;
+    const scales = other === null ? [now] : [now, other];
     const total = counts.reduce((sum, [, count]) => sum + count, zero + inf + nan);
     /** @type {string[]} */
     const words = [];
     const rows = formats.map((format) => {
-      const [at, then] = [lost(histogram, format, now), lost(histogram, format, other)];
+      const losses = scales.map((scale) => lost(histogram, format, scale));
       const label = LABELS[/** @type {keyof typeof LABELS} */ (format.name)] ?? format.name;
-      words.push(`${label}: ${percent(at.zero)} to zero, ${percent(at.overflow)} overflow`);
+      words.push(`${label}: ${percent(losses[0].zero)} to zero, ${percent(losses[0].overflow)} overflow`);
       const cell = (/** @type {number} */ share) => element("td", share > 0.01 ? "much" : "", percent(share));
-      return element("tr", { "data-format": format.name }, element("th", { scope: "row" }, label), cell(at.zero), cell(at.overflow), cell(then.zero), cell(then.overflow));
+      return element("tr", { "data-format": format.name }, element("th", { scope: "row" }, label), ...losses.flatMap(({ zero: flushed, overflow }) => [cell(flushed), cell(overflow)]));
     });
     const head = (/** @type {string} */ kind, /** @type {number} */ scale) => element("th", { colspan: 2, scope: "colgroup" }, element("span", `range-key range-key-${kind}`), `at ${formatScale(scale)}`);
     const column = (/** @type {string} */ text) => element("th", { scope: "col" }, text);
     this.losses.replaceChildren(
       element(
         "table", "small-table losses-table",
-        element("thead", {}, element("tr", {}, element("td"), head("now", now), head("other", other)), element("tr", {}, element("td"), column("to zero"), column("overflow"), column("to zero"), column("overflow"))),
+        element("thead", {}, element("tr", {}, element("td"), ...scales.map((scale, at) => head(at ? "other" : "now", scale))), element("tr", {}, element("td"), ...scales.flatMap(() => [column("to zero"), column("overflow")]))),
         element("tbody", {}, ...rows),
       ),
-      element("p", "histogram-more", `${formatCount(total)} elements; zero already ${percent(total ? zero / total : 0)}; ∞ ${formatCount(inf)}, NaN ${formatCount(nan)}; magnitudes ${formatNumber(low === null ? null : Number(low.toPrecision(3)))} to ${formatNumber(high === null ? null : Number(high.toPrecision(3)))}`),
+      element("p", "histogram-more", `${formatCount(total)} elements; zero already ${percent(total ? zero / total : 0)}; ∞ ${formatCount(inf)}, NaN ${formatCount(nan)}${magnitudes(histogram)}`),
     );
     this.summary.textContent = `${this.title.textContent}. At the loss scale ${formatScale(now)}: ${words.join("; ")}.`;
   }
