@@ -138,9 +138,17 @@ def main() -> None:
         print(f"{step - first_step} steps in {bar.seconds():.0f} s; {skipped} of all {step} were skipped")
         print(f"validation loss:           {in_units(validation_loss)}")
         print(f"by byte frequency alone:   {in_units(entropy)}")
-    print(f"to see every step:         tensorboard --logdir {args.logdir}   (tab Numerics)")
-    print(f"to read what happened:     tbnum report {args.logdir}")
+    print(f"to see every step:         {command('tensorboard')} --logdir {args.logdir}   (tab Numerics)")
+    print(f"to read what happened:     {command('tbnum')} report {args.logdir}")
     ranks.close()
+
+
+def command(name: str) -> str:
+    """As one can type it: by its path where this Python's environment is not activated, as under `make demo`."""
+    path = Path(sys.executable).parent / name
+    if "VIRTUAL_ENV" in os.environ or sys.prefix == sys.base_prefix:
+        return name
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def in_units(nats: float) -> str:
