@@ -262,6 +262,48 @@ def test_every_non_finite_loss_has_its_mark_and_a_stretch_of_them_one_row(shared
     expect(panel.frame.locator(".event-row").nth(1)).to_contain_text("100 steps in a row")
 
 
+def test_a_norm_of_nan_is_marked_by_the_cross_that_its_legend_shows(shared: TensorBoard, look: Look):
+    panel = look(shared).open("diverging", steps="110-130").drawn()
+    expect(panel.frame.locator("[data-chart=norm] .nonfinite-key")).to_be_visible()
+    arms = panel.frame.locator("[data-chart=norm]").evaluate(
+        """chart => {
+            const canvas = chart.querySelector("canvas"), over = chart.querySelector(".u-over");
+            const [at, origin] = [over.getBoundingClientRect(), canvas.getBoundingClientRect()];
+            const middle = [at.left - origin.left + at.width / 2, at.top - origin.top + 5];
+            const context = canvas.getContext("2d");
+            return [[-4, -4], [0, -4], [-4, 0], [0, 0]].map(([x, y]) => {
+                const {data} = context.getImageData(Math.round(middle[0] + x), Math.round(middle[1] + y), 4, 4);
+                let ink = 0;
+                for (let at = 0; at < data.length; at += 4)
+                    ink += data[at + 3] > 128 && data[at] > 100 && data[at + 1] < 128;
+                return ink;
+            });
+        }"""
+    )
+    assert min(arms) >= 3 and max(arms) <= 2 * min(arms), "four arms of one length"
+
+
+def test_an_empty_view_says_that_it_loads_or_how_to_fill_it(tmp_path: Path, serve: Serve, look: Look):
+    with training.Recording(tmp_path / "plain", no_loss=True, length=50) as run:
+        run.advance(50)
+    training.with_tensors(tmp_path / "tensors", steps=100)
+    server = serve(tmp_path)
+    panel = look(server).open("plain").drawn()
+    summary = panel.frame.locator("#summary-loss")
+    expect(summary).to_contain_text("no loss recorded: tell it with monitor.log_loss(loss)")
+    held: list[Route] = []
+    panel.page.route("**/tbnum/heatmap?*", lambda route: held.append(route))
+    panel.frame.get_by_role("option").filter(has_text="tensors").click()
+    expect(panel.frame.locator("h1")).to_have_text("tensors")
+    panel.frame.locator("summary", has_text="Views").click()
+    panel.frame.get_by_label("Headroom", exact=True).check()
+    headroom = panel.frame.locator("#summary-headroom")
+    expect(headroom).to_contain_text("loading …")
+    panel.wait_until(lambda: bool(held), "the question for the headroom")
+    held.pop().continue_()
+    expect(headroom).to_contain_text("lowest")
+
+
 def test_an_event_beyond_the_last_step_has_its_mark(tmp_path: Path, serve: Serve, look: Look):
     with training.Recording(tmp_path / "crashed", length=50) as run:
         run.advance(50)

@@ -27,8 +27,8 @@ class Recording:
 
     `first_scale` overflows until it has come down to `held_scale`; it grows every `growth_interval` steps, and
     overflows whenever it is above `held_scale`. Steps in `bad` overflow at any scale, with a loss spike; steps in
-    `nan_loss` have a loss of NaN (and no skip, as without a scaler). The loss falls to `floor`; `meta` is what the run
-    tells of itself beside that.
+    `nan_loss` have a loss and gradients of NaN (and no skip, as without a scaler). The loss falls to `floor`, and is
+    unknown with `no_loss`; `meta` is what the run tells of itself beside that.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Recording:
         growth_interval: int = 10**9,
         bad: Iterable[int] = (),
         nan_loss: Iterable[int] = (),
+        no_loss: bool = False,
         seconds_per_step: float = 0.25,
         start: float = START,
         length: int = 1000,
@@ -52,6 +53,7 @@ class Recording:
         self.growth_interval = growth_interval
         self.bad = frozenset(bad)
         self.nan_loss = frozenset(nan_loss)
+        self.no_loss = no_loss
         self.seconds_per_step = seconds_per_step
         self.start = start
         self.length = length
@@ -88,15 +90,15 @@ class Recording:
         norm = 0.35 + 2.2 * math.exp(-5 * step / self.length) + abs(self._random.gauss(0, 0.22))
         if step in self.bad:
             loss *= 2.6
-        if step in self.nan_loss:
-            loss = math.nan
         nan = math.nan
-        clipped = min(norm, MAX_NORM)
+        if step in self.nan_loss:
+            loss = norm = nan
+        clipped = norm if math.isnan(norm) else min(norm, MAX_NORM)
         row: dict[str, Any] = {
             "step": step,
             "wall_time": at,
-            "loss": loss,
-            "micro_batches": 1.0,
+            "loss": nan if self.no_loss else loss,
+            "micro_batches": 0.0 if self.no_loss else 1.0,
             "loss_scale": scale,
             "growth_tracker": float(self.since_change),
             "grad_norm": math.inf if overflow else norm,
@@ -104,7 +106,7 @@ class Recording:
             "clip_coef": nan if overflow else clipped / norm,
             "max_norm": MAX_NORM,
             "skipped": overflow,
-            "nonfinite_tensors": 31.0 if overflow else 0.0,
+            "nonfinite_tensors": 31.0 if overflow or step in self.nan_loss else 0.0,
             "lr": 3e-4 * min(1.0, (step + 1) / 60),
             "param_norm": nan if step % 10 else 61.5,
             "update_norm": nan if step % 10 else 61.5 * 1e-3 * (0.0 if overflow else 1 + norm),

@@ -490,6 +490,7 @@ export class Charts {
       plot.batch(() => {
         if (fresh[index]) plot.setData(/** @type {any} */ (pane.data), false);
         this.#setWidths(pane, plot);
+        if (pane.empty && !fresh[index]) plot.redraw(false); // why may have changed
         plot.setScale("x", { min, max });
       });
     });
@@ -893,11 +894,12 @@ export class Charts {
     ctx.save();
     ctx.fillStyle = ctx.strokeStyle = this.colors["--nonfinite"];
     ctx.lineWidth = 1.5 * ratio;
+    ctx.setLineDash([]); // uPlot leaves that of its last line
     let drawnTo = -Infinity;
     for (let index = lowerBound(pane.edge.step, this.shown.view[0]); index < pane.edge.step.length; index++) {
       const x = bbox.left + ((this.xAxis.xOf(pane.edge.step[index]) - min) / (max - min)) * bbox.width;
       if (x > bbox.left + bbox.width + 1) break;
-      if (x < drawnTo + size) continue;
+      if (x < drawnTo + 2 * size) continue; // crosses that overlap are none
       drawnTo = x;
       const top = bbox.top + 1 * ratio;
       ctx.beginPath();
@@ -918,16 +920,22 @@ export class Charts {
     ctx.restore();
   }
 
-  /** @param {Plot} plot @param {Pane} pane */
-  #drawNothing({ ctx, bbox }, { spec }) {
+  /** @param {ChartSpec} spec */
+  #emptyText(spec) {
     const series = this.#seriesOf(spec);
     const recorded = spec.lines.some((line) => lineOf(spec, line, series, this.shown.prefix)?.last.some(Number.isFinite));
+    return recorded ? "no finite value in view" : this.shown.whyEmpty(spec);
+  }
+
+  /** @param {Plot} plot @param {Pane} pane */
+  #drawNothing({ ctx, bbox }, { spec }) {
+    const text = this.#emptyText(spec);
     ctx.save();
     ctx.fillStyle = this.colors["--text-2"];
     ctx.font = `${12 * (devicePixelRatio || 1)}px ${FONT}`;
     ctx.textAlign = "center";
     ctx.textBaseline = "middle";
-    ctx.fillText(recorded ? "no finite value in view" : `no ${spec.title.toLowerCase()} recorded here`, bbox.left + bbox.width / 2, bbox.top + bbox.height / 2);
+    ctx.fillText(text, bbox.left + bbox.width / 2, bbox.top + bbox.height / 2);
     ctx.restore();
   }
 
@@ -1133,7 +1141,7 @@ export class Charts {
     const where = `${spec.title}, steps ${formatCount(from)} to ${formatCount(to)}`;
     const series = this.#seriesOf(spec);
     const line = lineOf(spec, spec.lines[0], series, model.prefix);
-    if (!line || !series.length) return `${where}: not recorded.`;
+    if (!line || !series.length) return `${where}: ${this.#emptyText(spec)}.`;
     let [first, last, low, high] = [NaN, NaN, Infinity, -Infinity];
     for (let index = 0; index < series.length; index++) {
       if (series.stepLast[index] < from || series.step[index] > to) continue;
@@ -1145,7 +1153,7 @@ export class Charts {
       if (Number.isFinite(line.min[index])) low = Math.min(low, line.min[index]);
       if (Number.isFinite(line.max[index])) high = Math.max(high, line.max[index]);
     }
-    if (low > high) return `${where}: no finite value.`;
+    if (low > high) return `${where}: ${this.#emptyText(spec)}.`;
     const skips = model.lanes.find((lane) => lane.kind.id === "skip")?.steps ?? [];
     const inView = lowerBound(skips, to + 1) - lowerBound(skips, from);
     return `${where}: from ${format(first)} to ${format(last)}, lowest ${format(low)}, highest ${format(high)}; ${counted(inView, "skip")}.${this.overlay?.summary(spec, this.#scaleOf(spec)) ?? ""}`;

@@ -20,7 +20,7 @@ import {
 /** @import { Overlay } from "./overlay.js" */
 /** @import { RunsTable } from "./runs.js" */
 /** @import { ValuesTable } from "./values.js" */
-/** @import { EventsAnswer, Loaded, Model, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer, Values, Views } from "./types.js" */
+/** @import { ChartSpec, EventsAnswer, Loaded, Model, Place, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer, Values, Views } from "./types.js" */
 
 const POLL_SECONDS = 2;
 const SCANNING_POLL_SECONDS = 0.5;
@@ -67,7 +67,7 @@ class Panel {
     /** @type {Model["tensors"]} */
     this.tensors = { headroom: null, tensor: null, name: null };
     this.tensorsAsked = "";
-    /** @type {TensorsAnswer | null} */
+    /** @type {TensorsAnswer | null} of the run that is loaded; null: not told yet */
     this.tensorsAnswer = null;
     /** @type {Dock | null} */
     this.dock = null;
@@ -428,7 +428,23 @@ class Panel {
       this.#draw();
     } catch (error) {
       if (!(error instanceof Unreachable) && !(error instanceof RouteError)) throw error;
+      this.tensorsAsked = ""; // the next one asks again
     }
+  }
+
+  /** Why a view has nothing to draw: it is on its way, or was not recorded. @param {ChartSpec} spec @returns {string} */
+  #whyEmpty(spec) {
+    const { info, nonfiniteAnswer } = /** @type {Loaded} */ (this.loaded);
+    const prefix = spec.ofOptimizer ? this.#prefix(info) : "";
+    const series = this.#series();
+    const has = (/** @type {string[]} */ columns) => spec.lines.some(({ column }) => columns.includes(prefix + column));
+    const coming = spec.ofTensors ? !this.tensorsAnswer || (has(this.tensorsAnswer.columns) && !this.tensors[spec.ofTensors])
+      : has([...info.columns, ...info.derived].filter((column) => !series.line(column)));
+    if (coming) return "loading …";
+    if (spec.id === "loss" && nonfiniteAnswer?.step.length) return "no finite loss";
+    if (spec.id !== "loss") return `no ${spec.title.toLowerCase()} recorded here`;
+    const row = this.table?.runs.find((run) => run.run === this.place.run);
+    return row && isPlain(row) ? "no loss found: name its tag with tensorboard --tbnum_map loss=TAG" : "no loss recorded: tell it with monitor.log_loss(loss)";
   }
 
   /** Room beside the charts for names of tensors, and a chart for the chosen one. */
@@ -558,6 +574,7 @@ class Panel {
     this.place = { ...nowhere(), run, axis, views, dock, column, grouped, over: others };
     this.tensors = { headroom: null, tensor: null, name: null };
     this.tensorsAsked = "";
+    this.tensorsAnswer = null;
     this.selected = null;
     this.loaded = null;
     this.following = false;
@@ -658,8 +675,11 @@ class Panel {
     }), button("Runs as a table", "Runs beside each other, and how their settings differ", () => { this.viewMenu.open = false; this.openDock("runs"); }), button("Values as a table", "What the charts show, in numbers", () => { this.viewMenu.open = false; this.openDock("values"); }), button("As at first", "Order, heights and axes as they were", () => this.setViews(firstViews())));
     this.#keepPlace();
     if (!this.loaded) return;
-    if (more) this.#reload();
-    else this.#draw();
+    if (more) {
+      this.#loadTensors(); // headroom is not part of the series
+      this.#reload();
+    }
+    this.#draw();
   }
 
   /** @param {Place} place */
@@ -667,6 +687,7 @@ class Panel {
     if (place.run !== null && place.run !== this.place.run) {
       this.place = place;
       this.loaded = null;
+      this.tensorsAnswer = null;
       this.selected = null;
       this.#waiting(`Loading ${runTitle(place.run)} …`);
       this.#reload();
@@ -1022,7 +1043,7 @@ class Panel {
     charts.show({
       series: this.#series(), overview: loaded.overview, lanes: loaded.lanes, hidden: this.hidden, view,
       axis: this.place.axis, smoothing: this.smoothing, tensors: this.tensors, prefix: this.#prefix(loaded.info), selected: this.selected,
-      pinned: this.place.pin,
+      pinned: this.place.pin, whyEmpty: (spec) => this.#whyEmpty(spec),
     });
     this.overlay?.ask();
     if (this.place.dock === "runs") {

@@ -241,6 +241,8 @@ export type Model = {
   selected: TbnumEvent | null;
   /** the step that others are held against */
   pinned: number | null;
+  /** what is written where a view has no value at all: that it is on its way, or how to have it recorded */
+  whyEmpty: (spec: ChartSpec) => string;
 };
 
 /** What the charts tell of what a person does. */
