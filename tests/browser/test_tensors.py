@@ -94,7 +94,9 @@ def test_a_drag_over_the_heat_map_zooms_the_charts(shared: TensorBoard, look: Lo
     panel.wait_until(lambda: "p.tbnum.steps" in panel.address(), "a zoom")
     start, end = map(int, re.search(r"steps=(\d+)-(\d+)", panel.address()).groups())  # type: ignore[union-attr]
     assert 95 <= start <= 105 and 195 <= end <= 205
-    expect(panel.frame.locator("#summary-heatmap")).to_contain_text(f"steps {start} to {end}")
+    expect(panel.frame.locator("#summary-heatmap")).to_contain_text(f"steps {start} to {end}; all values finite")
+    legend = panel.frame.locator(".heat-legend")
+    expect(legend).to_contain_text(re.compile("up to the next sample.*not finite, at its steps.*no value"))
 
 
 def test_a_held_step_stands_in_the_heat_map_as_in_the_charts(shared: TensorBoard, look: Look):

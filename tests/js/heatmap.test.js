@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  MODES, badnessOf, colourMap, deepest, depthAtFirst, heatRows, moduleOf, rangeOf, rowPixels, shareOf, spans, usualGap,
+  MODES, badnessOf, brokenRows, colourMap, deepest, depthAtFirst, heatRows, moduleOf, rangeOf, rowPixels, shareOf, spans, usualGap,
 } from "../../plugins/tensorboard_plugin_tbnum/static/heatmap.js";
 
 const NAMES = ["wte.weight", "blocks.0.attn.weight", "blocks.0.attn.bias", "blocks.1.attn.weight", "ln_f.weight"];
@@ -100,4 +100,10 @@ test("cells that share a pixel show the worst of them, and what is not finite is
 test("a module shows its worst tensor", () => {
   const two = cells([[1, 1], [100, 1]]);
   assert.equal(rowPixels(two, [0, 1], spans(two, geometry, 1), 40, LOG, [1, 100])[0], 255);
+});
+
+test("rows that were not finite are counted by the steps in view alone", () => {
+  const map = cells([["!", 1, 1], [1, 1, 1], [1, 1, "!"]]);
+  const rows = [{ members: [0, 1] }, { members: [2] }];
+  assert.deepEqual([[0, 20], [0, 9], [1, 19], [15, 25]].map(([from, to]) => brokenRows(map, rows, from, to)), [2, 1, 0, 1]);
 });

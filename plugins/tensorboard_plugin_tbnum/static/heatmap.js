@@ -101,6 +101,13 @@ export function badnessOf(cells, mode, from, to) {
   });
 }
 
+/** In how many rows something from step to step was not finite. @param {Cells} cells @param {{members: number[]}[]} rows @param {number} from @param {number} to */
+export function brokenRows(cells, rows, from, to) {
+  const width = cells.step.length;
+  const [first, last] = [lowerBound(cells.stepLast, from), lowerBound(cells.step, to + 1)];
+  return rows.filter(({ members }) => members.some((row) => cells.nonfinite.subarray(row * width + first, row * width + last).some(Boolean))).length;
+}
+
 /**
  * The values that the ends of the colours stand for: all of the finite ones, but for the lowest hundredth on a
  * logarithmic scale, where a tensor that hardly gets a gradient would take the colours from all others.
@@ -327,7 +334,7 @@ export class HeatMap {
     this.active.row = Math.min(this.active.row, Math.max(0, this.rows.length - 1));
     this.#drawLegend();
     const groups = this.rows.filter(({ group }) => group).length;
-    const broken = this.rows.filter(({ members }) => members.some((row) => cells.nonfinite.subarray(row * cells.step.length, (row + 1) * cells.step.length).some(Boolean))).length;
+    const broken = brokenRows(cells, this.rows, ...view);
     this.summary.textContent = `${mode.title}, ${counted(this.rows.length, "row")}${groups ? `, ${groups} of them modules` : ""}, steps ${formatCount(view[0])} to ${formatCount(view[1])}; `
       + `${broken ? `${counted(broken, "row")} with values that are not finite` : "all values finite"}.`;
     this.#draw();
@@ -431,7 +438,10 @@ export class HeatMap {
     const ends = mode.scale === "doublings" ? [range[1], range[0]] : range;
     const texts = ends.map((end) => (mode.scale === "share" ? `${end * 100} %` : formatNumber(Number(end.toPrecision(2)))));
     const scale = mode.scale === "none" ? [] : [element("span", {}, texts[0]), bar, element("span", {}, texts[1] + (mode.scale === "doublings" ? " doublings" : ""))];
-    this.legend.replaceChildren(...scale, element("span", "heat-broken"), element("span", {}, "not finite"));
+    this.legend.replaceChildren(
+      ...scale, ...(scale.length ? [element("span", {}, "up to the next sample")] : []),
+      element("span", {}, element("span", "heat-broken"), "not finite, at its steps"), element("span", {}, element("span", "heat-none"), "no value"),
+    );
   }
 
   // ---- Pointer
