@@ -98,6 +98,48 @@ def test_a_bad_batch_carries_the_tensors_their_counts_and_how_it_went_on(tmp_pat
     assert "loss 0 against" in skip.message or "loss -" in skip.message
 
 
+@pytest.mark.parametrize(
+    ("gradients", "edge"),
+    [
+        ((1.05, 0.2, 0.2), True),  # hardly more than the scale has room for, and the others twice as long
+        ((1.05, 0.5, 0.5), False),  # the finite gradients are five times as long
+    ],
+)
+def test_a_skip_at_the_edge_of_the_scale_sends_nobody_to_the_data(
+    gradients: tuple[float, ...], edge: bool, tmp_path: Path
+) -> None:
+    with Loop(tmp_path, Known(), init_scale=2.0**16, options={"tensor_interval": 5}) as loop:
+        for step in range(50):
+            loop.step(lambda step=step: loop.model(gradients if step == 30 else (0.9, 0.1, 0.1)), planted="bad_batch")
+    (skip,) = skips(run_of(tmp_path))
+    assert (skip.step, skip.cause) == (30, "bad_batch")
+    assert skip.severity == ("info" if edge else "warning")
+    assert ("nothing tells of a spoiled batch" in skip.message) == edge
+    assert ("2 times their usual length, as good batches may." in skip.message) == edge
+    remedy = "Nothing to do: the scale was at its edge" if edge else "Look at the batch of step 30"
+    assert skip.remedy.startswith(remedy)
+
+
+def test_many_skips_at_the_edge_are_a_finding_and_a_probe_before_them_is_told(tmp_path: Path) -> None:
+    with Loop(tmp_path, Known(), init_scale=2.0**16, growth_interval=25, options={"tensor_interval": 5}) as loop:
+        for step in range(210):
+            first = 1.05 if step % 40 == 0 and step else 0.9
+            loop.step(lambda first=first: loop.model((first, 0.1, 0.1)), planted="any")
+    run = run_of(tmp_path)
+    probe, *edge = skips(run)
+    assert (probe.step, probe.cause) == (25, "growth_probe")
+    assert [(skip.step, skip.cause, skip.severity) for skip in edge] == [
+        (step, "bad_batch", "info") for step in (40, 80, 120, 160, 200)
+    ]
+    evidence = edge[0].data["evidence"]
+    assert (evidence["held_before_probe"], evidence["held_steps"], evidence["failed_probe"]) == (25, 14, 2.0**17)
+    assert "held_before_growth" not in evidence  # there was a growth, but not to this scale
+    assert "a scale of 2^16 that had held for 25 steps, and for 14 more since a probe of 2^17 failed" in edge[0].message
+    assert edge[1].data["evidence"]["held_before_growth"] == 25 and "held_before_probe" not in edge[1].data["evidence"]
+    (rate,) = [finding for finding in findings(run) if finding.rule == "skip_rate"]
+    assert rate.severity == "warning" and rate.remedy.startswith("The scale is at its edge: ")
+
+
 class Chain(torch.nn.Module):
     """Three linear layers, in whose middle a gradient can be made to overflow on its way back."""
 

@@ -98,8 +98,10 @@ def _explain(event: Event, rules: Rules, later: Later | None, look: CloseLook | 
     """The event in words, and after a skip the collapse that it made clear."""
     if event.kind != "skip":
         rules.notice(event)
-        explained = explained_event(event, later)
-        return [with_evidence(explained, None, None, look) if event.kind == "nonfinite_step" else explained]
+        if event.kind != "nonfinite_step":
+            return [explained_event(event, later)]
+        explained = explained_event(event, later, rules.nonfinite_since(event))
+        return [with_evidence(explained, None, None, look)]
     skip, collapse = rules.skip(event)
     told = [with_evidence(explained_skip(event, skip, later), skip, later, look)]
     if collapse is not None:

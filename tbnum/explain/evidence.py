@@ -31,7 +31,8 @@ def with_evidence(event: Event, skip: Skip | None, later: Later | None, look: Cl
 
     Keys of the evidence, each where it is known:
 
-    - `held_steps`, `held_before_growth`: unskipped steps at the scale, and at the one before;
+    - `held_steps`: unskipped steps at the scale; `held_before_growth`: where it had just grown, at the one before;
+    - `held_before_probe`, `failed_probe`: where it had been raised in vain, steps at it before that; the higher one;
     - `recent_loss`: median; `skips_in_row`; `recovered_after`: steps until the scale was back;
     - `nonfinite`: tensors in backward order, each with its counts of `nan` and `inf`; `nan`, `inf`: of all of them;
     - `largest_finite`: magnitude in any gradient; `largest_finite_scaled`: times the loss scale;
@@ -56,7 +57,8 @@ def with_evidence(event: Event, skip: Skip | None, later: Later | None, look: Cl
                 if origin.text and (origin.how != "alone" or skip.cause not in BENIGN):
                     message += f" {origin.text}"
             if skip.cause == "bad_batch" and ratio >= 2:
-                message += f" The finite gradients had {ratio:.2g} times their usual length."
+                message += f" The finite gradients had {ratio:.2g} times their usual length"
+                message += ", as good batches may." if skip.at_edge else "."
     if not evidence:
         return event
     return replace(event, message=message, data={**event.data, "evidence": evidence})
@@ -66,6 +68,8 @@ def _of_history(skip: Skip, later: Later | None) -> dict[str, Any]:
     evidence: dict[str, Any] = {"held_steps": skip.held, "skips_in_row": skip.in_row}
     if skip.held_before_growth > 0:
         evidence["held_before_growth"] = skip.held_before_growth
+    if skip.held_before_probe > 0:
+        evidence |= {"held_before_probe": skip.held_before_probe, "failed_probe": skip.failed_probe}
     if not math.isnan(skip.recent_loss):
         evidence["recent_loss"] = skip.recent_loss
     if skip.nonfinite_since >= 0:

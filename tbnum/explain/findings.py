@@ -9,7 +9,7 @@ import numpy as np
 
 from tbnum.explain.curve_findings import curve_findings
 from tbnum.explain.finding import Finding
-from tbnum.explain.messages import SEVERITY
+from tbnum.explain.messages import EDGE_REMEDY, SEVERITY, forward_remedy
 from tbnum.explain.ranks import rank_findings
 from tbnum.explain.record import Record, attempts, is_plain, skips_of
 from tbnum.explain.rules import BENIGN
@@ -156,10 +156,7 @@ def _nonfinite_loss(record: Record) -> Iterator[Finding]:
         return
     steps, total = record.steps["step"], len(record.steps["step"])
     evidence = f"{count_text(len(rows), 'step')} of {total:,}, the first at step {steps[rows[0]]}"
-    remedy = (
-        f"Check the inputs of step {steps[rows[0]]} and the forward pass: log(0), a division by 0, "
-        "or a float16 value past 65504."
-    )
+    remedy = forward_remedy(int(steps[rows[0]]))
     if rows[-1] == total - 1:
         row = int(np.flatnonzero(np.diff(rows) > 1)[-1]) + 1 if np.any(np.diff(rows) > 1) else 0
         evidence += f"; not once finite since step {steps[rows[row]]}."
@@ -182,11 +179,13 @@ def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
     seconds = wasted_seconds(record)
     evidence += f"; {duration_text(seconds)} of computing." if seconds >= 1 else "."
     overflows = sum(steps[step] for step in {event.step for event in skips if event.cause in ("bad_batch", "unknown")})
+    grave = [event for event in skips if event.severity != "info"]
     if overflows >= SKIP_RATE_LEAST and overflows / total > SKIP_RATE_WARNING:
         remedy = (
             "Look at the batches that overflowed, clip the gradients harder, or lower the learning rate; "
-            "bfloat16 needs no loss scale where the device has it."
-        )
+            if grave
+            else "The scale is at its edge: let it grow less often (a longer growth_interval), or clip harder; "
+        ) + "bfloat16 needs no loss scale where the device has it."
         yield Finding("skip_rate", "warning", "Many steps were lost to overflows", evidence, remedy)
     elif set(causes) <= set(BENIGN):
         remedy = "Nothing to do: this is how a dynamic loss scale finds its height."
@@ -194,8 +193,9 @@ def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
             remedy = "Benign; a longer growth_interval of the GradScaler wastes fewer steps on probes."
         yield Finding("skip_rate", "info", "Skips are benign", evidence, remedy)
     else:
-        first = next(event for event in skips if event.cause not in BENIGN)
-        remedy = f"Read the first that is not benign: {first.cause} at step {first.step}."
+        remedy = EDGE_REMEDY
+        if grave:
+            remedy = f"Read the first that is not benign: {grave[0].cause} at step {grave[0].step}."
         yield Finding("skip_rate", "info", "Steps were skipped", evidence, remedy)
 
 

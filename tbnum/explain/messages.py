@@ -51,7 +51,7 @@ SKIP_SEVERITY: dict[str, str] = {
     "growth_probe": "info",
     "bad_batch": "warning",
     "unknown": "warning",
-    "forward_nonfinite": "error",
+    "forward_nonfinite": "warning",
     "nonfinite_parameters": "error",
 }
 
@@ -86,7 +86,7 @@ def explained_skip(event: Event, skip: Skip, later: Later | None) -> Event:
         remedy = "Nothing to do: this batch was spoiled on purpose."
     return replace(
         event,
-        severity=SKIP_SEVERITY[skip.cause],
+        severity="info" if at_edge(skip, later) else SKIP_SEVERITY[skip.cause],
         cause=skip.cause,
         message=_as_inferred(data, "; ".join(parts) + "."),
         remedy=remedy,
@@ -167,7 +167,11 @@ def _bad_batch(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]
     data = event.data
     scale = as_float(data.get("loss_scale"))
     why = f"{_overflowed(data)} at a scale of {scale_text(scale)}"
-    if skip.held > 0:
+    if skip.held_before_probe > 0:
+        probe = f"a probe of {scale_text(skip.failed_probe)} failed"
+        why += f" that had held for {count_text(skip.held_before_probe, 'step')}"
+        why += f", and for {'about ' if skip.about else ''}{skip.held:,} more since {probe}" if skip.held else f" before {probe}"
+    elif skip.held > 0:
         why += f" that had held for {_held(skip)}"
         why += " only, on its way down from the start" if skip.early else ""
     elif skip.in_row > 1:
@@ -180,6 +184,8 @@ def _bad_batch(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]
     if skip.early:
         remedy = "Nothing to do if it stays among the first steps: the scale is still finding its height. "
         return why, remedy + "A lower init_scale spares them."
+    if at_edge(skip, later):
+        return f"{why}; nothing tells of a spoiled batch", EDGE_REMEDY
     remedy = (
         f"Look at the batch of step {event.step} (labels, lengths, outliers); "
         "if such skips recur, clip the gradients harder or lower the learning rate."
@@ -187,25 +193,44 @@ def _bad_batch(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]
     return why, remedy
 
 
+EDGE_REMEDY = (
+    "Nothing to do: the scale was at its edge, its headroom spent, and nothing is known to be wrong with the batch. "
+    "Such skips are the price of a scale this high; only if they recur, clip the gradients harder, or let the scale "
+    "grow less often (a longer growth_interval)."
+)
+
+
+def at_edge(skip: Skip, later: Later | None) -> bool:
+    """Whether the scale alone explains a skip: then the next one, lower, held."""
+    return skip.at_edge and not skip.early and (later is None or later.skips_in_row <= 1)
+
+
 def _forward_nonfinite(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
     loss = number_text(as_float(event.data.get("loss")))
     why = f"the loss itself was {loss}, so no loss scale helps"
     if skip.in_row > 1:
         why += f" (skip {skip.in_row} in a row)"
-    remedy = (
-        f"Check the inputs of step {event.step} and the forward pass: log(0), a division by 0, "
-        "or a float16 value past 65504."
+    return why, forward_remedy(event.step)
+
+
+def forward_remedy(step: int) -> str:
+    return (
+        f"Check the inputs of step {step} and the forward pass: log(0), a division by 0, "
+        "or a float16 value past 65504. monitor.replay(closure) names the module and the operation."
     )
-    return why, remedy
 
 
 def _nonfinite_parameters(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
     since = skip.nonfinite_since
     if since >= 0:
-        why = f"the parameters have been non-finite since step {since}, where the optimizer took non-finite gradients"
-        return why, f"Restore a checkpoint from before step {since}: nothing that follows can be trained."
+        return _spoiled_since(since)
     why = "the parameters are not finite, so neither another batch nor another scale helps"
     return why, f"Restore a checkpoint from before step {event.step} whose parameters are finite."
+
+
+def _spoiled_since(step: int) -> tuple[str, str]:
+    why = f"the parameters have been non-finite since step {step}, where the optimizer took non-finite gradients"
+    return why, f"Restore a checkpoint from before step {step}: nothing that follows can be trained."
 
 
 def _unknown(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
@@ -259,14 +284,22 @@ def explained_collapse(event: Event, collapse: Collapse, later: Later | None) ->
     )
 
 
-def explained_event(event: Event, later: Later | None) -> Event:
-    """Any event but a skip, in words. A kind of a newer tbnum passes with its name as message."""
+def explained_event(event: Event, later: Later | None, nonfinite_since: int | None = None) -> Event:
+    """Any event but a skip, in words. A kind of a newer tbnum passes with its name as message.
+
+    `nonfinite_since`: of a non-finite step, where the parameters had become non-finite before.
+    """
     data = event.data
     write = _WORDS.get(event.kind)
     message, remedy = write(event, data, later) if write else (f"{event.kind} (unknown to this version of tbnum).", "")
     if "rank" in data and event.kind != "rank_lost":
         message = f"Rank {data['rank']}: {message}"
-    cause = "forward_nonfinite" if event.kind == "nonfinite_step" and loss_is_nonfinite(data) else event.cause
+    cause = event.cause
+    if event.kind == "nonfinite_step" and nonfinite_since is not None:
+        why, remedy = _spoiled_since(nonfinite_since)
+        cause, message = "nonfinite_parameters", f"{message.removesuffix('.')}: {why}."
+    elif event.kind == "nonfinite_step" and loss_is_nonfinite(data):
+        cause = "forward_nonfinite"
     severity = SEVERITY.get(event.kind, "info")
     return replace(event, severity=severity, cause=cause, message=_as_inferred(data, message), remedy=remedy)
 

@@ -79,6 +79,10 @@ class Past(Protocol):
         """How many times their usual length the finite gradients of a skipped step have. NaN where unknown."""
         ...
 
+    def overflowed(self, step: int, optimizer: str | None) -> bool:
+        """Whether the gradients of a skipped step are known to hold inf, and not NaN alone."""
+        ...
+
 
 class RecordedPast:
     """The past as arrays have it. Building is O(1), a question O(log steps + WINDOW)."""
@@ -105,12 +109,16 @@ class RecordedPast:
     def norm_ratio(self, step: int, optimizer: str | None) -> float:
         return math.nan if self._look is None else self._look.norm_ratio(step, optimizer)
 
+    def overflowed(self, step: int, optimizer: str | None) -> bool:
+        failure = None if self._look is None else self._look.failure(step, optimizer)
+        return failure is not None and bool((failure.inf > 0).any())
+
 
 class LivePast:
     """The past of a run that goes on. Memory O(WINDOW), a step about a microsecond."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)  # that many before the newest
         self._last_finite: deque[int] = deque(maxlen=2)  # two: the newest may be the step that is asked about
 
     def step(self, step: int, loss: float, skipped: bool) -> None:
@@ -120,13 +128,17 @@ class LivePast:
             self._last_finite.append(step)
 
     def recent_losses(self, before: int) -> list[float]:
-        return [loss for step, loss in self._recent if step < before and loss == loss]
+        losses = [loss for step, loss in self._recent if step < before][-WINDOW:]
+        return [loss for loss in losses if loss == loss]
 
     def last_finite_loss(self, before: int) -> int | None:
         return next((step for step in reversed(self._last_finite) if step < before), None)
 
     def norm_ratio(self, step: int, optimizer: str | None) -> float:
         return math.nan  # the tables of tensors are written, not kept
+
+    def overflowed(self, step: int, optimizer: str | None) -> bool:
+        return False
 
 
 def first_step(record: Record) -> int:

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tbnum.explain.record import Past, also_skipped, skips_of, slack_of
@@ -54,13 +54,16 @@ class Skip:
     cause: str
     held: int  # unskipped steps at the scale that overflowed
     about: bool  # `held` may be off, for not every step was logged
-    held_before_growth: int  # unskipped steps at the scale before the last growth
+    held_before_growth: int  # where the scale had just grown: unskipped steps at the one before
+    held_before_probe: int  # unskipped steps at this scale before the scaler tried a higher one, in vain
+    failed_probe: float  # that higher scale; NaN: the scale was not tried and come back to
     early: bool  # few unskipped steps since the start: the scale may still be finding its height
     in_row: int  # 1 for the first of skips in a row
     recent_loss: float  # median of the recent finite losses
     nonfinite_since: int  # step at which the parameters became non-finite
     growth_interval: int  # 0: unknown
     injected: str | None  # the note that labels the batch as spoiled on purpose
+    at_edge: bool  # a scale that had held overflowed in a step that does not stand out otherwise (see `_at_edge`)
     collapsed: bool  # in a row of skips that was a collapse already
 
 
@@ -99,7 +102,7 @@ class Rules:
         self._change = begin - 1
         self._change_slack = 0  # steps that it may have come before `_change`
         self._change_skips = 0
-        self._held_before_growth = -1
+        self._probe: _Probe | None = None  # the last growth, until the scale is neither the new one nor the old one
         self._skips = 0  # steps skipped so far, whatever the optimizer
         self._last_skip: int | None = None
         self._nonfinite_since: int | None = None
@@ -110,20 +113,24 @@ class Rules:
         """Takes an event that is no skip."""
         kind, data, at = event.kind, event.data, self._count(event.step)
         if kind in ("scale_growth", "scale_backoff", "scale_set", "scaler_state_lost"):
-            if kind == "scale_growth":
-                self._held_before_growth = self._unskipped(at + 1, self._change, self._change_skips)
+            self._probe = self._probe_after(event)
             self._last_change, self._change, self._change_skips = kind, at, self._skips
             self._change_slack = slack_of(event)
             self._row.scale = as_float(data.get("new_scale"))
             if kind in ("scale_set", "scaler_state_lost"):
                 self._start, self._start_skips = at, self._skips
         elif kind == "nonfinite_step":
-            if self._nonfinite_since is None:
+            if self._parameters_nonfinite_since(event.step) is None:
                 self._nonfinite_since = event.step
         elif kind == "resume":
             self._nonfinite_since = None  # the checkpoint's parameters
         elif kind == "annotation" and data.get("injected"):
             self._injected = (event.step, str(data.get("text", "")))
+
+    def nonfinite_since(self, event: Event) -> int | None:
+        """Of a step that was taken with non-finite gradients: where the parameters had become non-finite before."""
+        since = self._parameters_nonfinite_since(event.step)
+        return since if since is not None and since < event.step else None
 
     def skip(self, event: Event) -> tuple[Skip, Collapse | None]:
         """Judges a skip; the collapse, when this skip makes it clear."""
@@ -138,7 +145,7 @@ class Rules:
         injected = self._injected[1] if self._injected and self._injected[0] == step else None
         nonfinite_since = self._parameters_nonfinite_since(step)
         cause = self._cause(event, held, before, recent, injected is not None, nonfinite_since)
-        row = self._row
+        row, probe = self._row, self._probe
         new_scale = as_float(data.get("new_scale"))
         row.scale = scale if math.isnan(new_scale) else new_scale
         if at != self._last_skip:
@@ -150,7 +157,9 @@ class Rules:
             cause=cause,
             held=held,
             about=self._change_slack + slack_of(event) > 0,
-            held_before_growth=self._held_before_growth,
+            held_before_growth=probe.held if probe and not probe.failed else -1,
+            held_before_probe=probe.held_in_all if probe and probe.failed else -1,
+            failed_probe=probe.scale if probe and probe.failed else math.nan,
             early=self._start is not None
             and self._unskipped(at, self._start, self._start_skips, before) < min(self._growth_interval, PROBE_STEPS),
             in_row=row.skips,
@@ -158,6 +167,7 @@ class Rules:
             nonfinite_since=nonfinite_since if nonfinite_since is not None else -1,
             growth_interval=self._growth_interval if self._interval_known else 0,
             injected=injected,
+            at_edge=cause == "bad_batch" and injected is None and row.skips == 1 and self._at_edge(event, recent),
             collapsed=row.collapsed,
         )
         return verdict, self._collapse(cause)
@@ -195,6 +205,29 @@ class Rules:
             return "unknown"  # what the scaler did before the record began is not known
         return "bad_batch"
 
+    def _at_edge(self, event: Event, recent: Sequence[float]) -> bool:
+        """Whether nothing tells of a spoiled batch: the loss and the gradients that stayed finite are known, and do not
+        stand out, and what did not fit became inf. Then the scale had no headroom left.
+        """
+        return (
+            loss_is_usual(as_float(event.data.get("loss")), recent)
+            and self._past.norm_ratio(event.step, event.optimizer) < SPOILED_NORMS
+            and self._past.overflowed(event.step, event.optimizer)
+        )
+
+    def _probe_after(self, event: Event) -> _Probe | None:
+        """What is known of the last growth after a change of the scale."""
+        old, new = as_float(event.data.get("old_scale")), as_float(event.data.get("new_scale"))
+        held = self._unskipped(self._count(event.step) + 1, self._change, self._change_skips)
+        probe = self._probe
+        if event.kind == "scale_growth":
+            before = probe.held_in_all if probe is not None and probe.failed else 0
+            return _Probe(old, new, held, before + held)
+        slack = self._change_slack + slack_of(event)
+        if event.kind != "scale_backoff" or probe is None or probe.failed or held + slack >= PROBE_STEPS:
+            return None
+        return replace(probe, failed=True) if (old, new) == (probe.scale, probe.scale_below) else None
+
     def _unskipped(self, step: int, since: int, skips_then: int, skips_now: int | None = None) -> int:
         """Unskipped steps after step `since` and before step `step`, both counted from the run's first one."""
         skips = (self._skips if skips_now is None else skips_now) - skips_then
@@ -216,6 +249,17 @@ class Rules:
         known = Counter({name: n for name, n in row.causes.items() if name.endswith(("nonfinite", "parameters"))})
         cause = known.most_common(1)[0][0] if known else "unknown"
         return Collapse(cause, row.start, row.skips, row.first_scale, row.scale)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A growth of the scale, and once `failed` that it came back to where it was."""
+
+    scale_below: float
+    scale: float
+    held: int  # unskipped steps at `scale_below` right before
+    held_in_all: int  # with those before earlier probes that failed
+    failed: bool = False
 
 
 class _Row:
@@ -242,6 +286,17 @@ def loss_is_nonfinite(data: Mapping[str, Any]) -> bool:
     return math.isinf(loss)
 
 
+def loss_is_usual(loss: float, recent: Sequence[float]) -> bool:
+    """Whether a loss is known to be as its recent ones are: at most 3 robust standard deviations over their median.
+
+    Of 700 good batches one has more: whoever is sent to look at it looks at little else that is good.
+    """
+    if len(recent) < 10 or not math.isfinite(loss):
+        return False
+    median, deviation = _spread(recent)
+    return loss - median <= 3 * deviation
+
+
 def loss_stands_out(loss: float, recent: Sequence[float]) -> bool:
     """Whether a loss lies far above its recent ones: 8 robust standard deviations over their median, and a tenth.
 
@@ -249,6 +304,11 @@ def loss_stands_out(loss: float, recent: Sequence[float]) -> bool:
     """
     if len(recent) < 10 or not math.isfinite(loss):
         return False
-    median = statistics.median(recent)
-    deviation = 1.4826 * statistics.median(abs(value - median) for value in recent)
+    median, deviation = _spread(recent)
     return loss - median > max(8 * deviation, 0.1 * abs(median))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    """Median and robust standard deviation."""
+    median = statistics.median(values)
+    return median, 1.4826 * statistics.median(abs(value - median) for value in values)

@@ -387,6 +387,7 @@ export function eventFacts({ data }) {
   if (evidence.recovered_after !== undefined) rows.push(["Scale back after", evidence.recovered_after === null ? "not in this log" : counted(evidence.recovered_after, "step")]);
   if (evidence.held_steps !== undefined) rows.push(["Held before it", counted(evidence.held_steps, "step")]);
   if (evidence.held_before_growth !== undefined) rows.push(["… at the scale below", counted(evidence.held_before_growth, "step")]);
+  if (evidence.held_before_probe !== undefined) rows.push([`… before a probe of ${formatScale(evidence.failed_probe)}`, counted(evidence.held_before_probe, "step")]);
   if (evidence.skips_in_row > 1) rows.push(["Skips in a row", formatCount(evidence.skips_in_row)]);
   if (data.nonfinite_tensors != null) rows.push(["Non-finite tensors", formatNumber(revived(data.nonfinite_tensors)) + (data.tensors ? ` of ${formatNumber(data.tensors)}` : "")]);
   for (const [name, value] of Object.entries(data)) {
@@ -394,7 +395,7 @@ export function eventFacts({ data }) {
     rows.push(fact(name, value));
     if (name === "loss" && evidence.recent_loss != null) rows.push(["… recent median", formatNumber(revived(evidence.recent_loss))]);
   }
-  if (evidence.nonfinite_since != null) rows.push(["Loss not finite since", `step ${formatCount(evidence.nonfinite_since)}`]);
+  if (evidence.nonfinite_since != null) rows.push(["Parameters not finite since", `step ${formatCount(evidence.nonfinite_since)}`]);
   if (evidence.largest_finite != null) rows.push(["Largest finite gradient", formatNumber(revived(evidence.largest_finite))]);
   if (evidence.largest_finite_scaled != null) rows.push(["… times the scale", formatNumber(revived(evidence.largest_finite_scaled))]);
   if (evidence.norm_ratio != null) rows.push(["Finite gradients", `${formatNumber(Number(Number(evidence.norm_ratio).toPrecision(3)))} × their usual length`]);
