@@ -49,7 +49,7 @@ def test_the_mean_and_the_range_of_runs_are_those_of_all_their_values():
         assert got.mean[b] == pytest.approx(everything.mean())
         means = [each.mean() for each in finite if len(each)]
         assert got.low[b] == pytest.approx(min(means)) and got.high[b] == pytest.approx(max(means))
-    assert got.nonfinite.tolist() == [1, *[0] * 10]
+    assert (got.nan + got.inf).tolist() == [1, *[0] * 10]
     assert got.last[0] == values[0][127] and np.isnan(got.last[-1])  # of the first run, which had ended
 
 
@@ -118,7 +118,16 @@ def test_a_line_of_one_run_has_its_values(panel):
     assert arrays["0/x"].tolist() == list(range(100))
     assert arrays["0/loss/mean"].tolist() == arrays["0/loss/last"].tolist() == [step + 10.0 for step in range(100)]
     assert set(arrays) == {f"0/{name}" for name in ("x", *(f"{column}/{kind}" for column in ("loss", "skipped")
-                           for kind in ("mean", "last", "nonfinite")))}  # fmt: skip
+                           for kind in ("mean", "last", "nan", "inf")))}  # fmt: skip
+
+
+def test_a_line_tells_measured_nans_from_infinities_and_from_what_is_unknown(tmp_path):
+    steps = {3: {"loss": NAN}, 5: {"loss": NAN, "micro_batches": 0.0}, 7: {"grad_norm": INF, "nonfinite_tensors": 1.0}}
+    record(tmp_path / "run", range(10), steps)
+    _, arrays = Panel(tmp_path).binary("overlay", line=lines(["run"]), columns="loss,grad_norm")
+    assert np.flatnonzero(np.isnan(arrays["0/loss/last"])).tolist() == [3, 5]
+    assert np.flatnonzero(arrays["0/loss/nan"]).tolist() == [3] and not arrays["0/loss/inf"].any()
+    assert np.flatnonzero(arrays["0/grad_norm/inf"]).tolist() == [7] and not arrays["0/grad_norm/nan"].any()
 
 
 def test_runs_of_one_line_are_their_mean_with_its_range(panel):

@@ -52,8 +52,10 @@ class Together:
     high: np.ndarray
     last: np.ndarray
     """of the first run, its last finite value"""
-    nonfinite: np.ndarray
-    """uint32: infinities and measured NaNs of all runs"""
+    nan: np.ndarray
+    """uint32: measured NaNs of all runs"""
+    inf: np.ndarray
+    """uint32: infinities of all runs"""
 
 
 def _steps(columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -115,7 +117,7 @@ def together(members: Sequence[Member], bounds: np.ndarray) -> Together:
     """One column of each run, reduced from all of its values, then put together. `bounds` as `aligned` gives them."""
     shape = (len(members), len(bounds) - 1)
     low, high, mean = (np.full(shape, np.nan) for _ in range(3))
-    finite, broken = np.zeros(shape), np.zeros(shape, np.uint32)
+    finite, nan, inf = np.zeros(shape), np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
     last = np.full(shape[1], np.nan)
     for row, one in enumerate(members):
         edges = np.searchsorted(one.x, bounds)
@@ -125,7 +127,7 @@ def together(members: Sequence[Member], bounds: np.ndarray) -> Together:
         found = reduce(one.values, Buckets(1, np.append(edges[:-1][filled], edges[-1])), one.measured)
         low[row, filled], high[row, filled], mean[row, filled] = found.min, found.max, found.mean
         finite[row, filled] = found.known - found.inf
-        broken[row, filled] = found.nan + found.inf
+        nan[row, filled], inf[row, filled] = found.nan, found.inf
         if row == 0:
             last[filled] = found.last
     weights = finite / np.maximum(finite.sum(0), 1.0)
@@ -137,7 +139,8 @@ def together(members: Sequence[Member], bounds: np.ndarray) -> Together:
         low=np.fmin.reduce(mean),
         high=np.fmax.reduce(mean),
         last=last,
-        nonfinite=broken.sum(0, dtype=np.uint32),
+        nan=nan.sum(0, dtype=np.uint32),
+        inf=inf.sum(0, dtype=np.uint32),
     )
 
 
@@ -189,7 +192,7 @@ def overlay_impl(
             kinds += ["last"] if len(members) == 1 else []
             for kind in kinds:
                 arrays[f"{at}/{name}/{kind}"] = on_wire(getattr(reduced, kind))
-            arrays[f"{at}/{name}/nonfinite"] = reduced.nonfinite
+            arrays[f"{at}/{name}/nan"], arrays[f"{at}/{name}/inf"] = reduced.nan, reduced.inf
     return {"x": alignment, "lines": told}, arrays
 
 

@@ -221,6 +221,36 @@ def test_headroom_and_update_ratio_of_other_runs_are_drawn_and_told(tmp_path, se
         expect(values).to_have_text([re.compile(number)] * 2)
 
 
+def test_what_is_not_finite_is_told_of_each_run_and_numbers_stand_clear_of_the_lines(tmp_path, serve, look: Look):
+    for name in ("one", "two"):
+        with training.Recording(tmp_path / name, nan_loss=[*range(40, 60)], bad=[70], length=100) as run:
+            run.advance(100)
+    panel = with_others(look(serve(tmp_path)), "one", ["two"])
+    values = panel.frame.locator(".cursor-runs td.number")
+    chart = panel.frame.locator("[data-chart=loss] .plot")
+    over = panel.frame.locator("[data-chart=loss] .u-over")
+    width, left = over.evaluate("over => [over.clientWidth, over.offsetLeft]")
+    over.hover(position={"x": width * 50 / 99, "y": 60})
+    expect(chart).to_have_attribute("aria-valuenow", "50")
+    expect(values).to_have_text(["NaN", "NaN"])
+    panel.frame.locator("[data-chart=norm] .u-over").hover(position={"x": width * 70 / 99, "y": 30})
+    expect(values).to_have_text(["\N{INFINITY}", "\N{INFINITY}"])
+    panel.page.mouse.move(5, 300)
+    ink = panel.frame.locator("[data-chart=norm] canvas").evaluate(
+        """(canvas, [from, gap, to]) => {
+            const dark = (at, width) => {
+                const {data} = canvas.getContext("2d").getImageData(at, 0, width, canvas.height - 50);
+                let found = 0;
+                for (let at = 0; at < data.length; at += 4) found += data[at + 3] > 200 && data[at] < 90;
+                return found;
+            };
+            return [dark(from + 3, gap - 4), dark(from + gap, to - gap)];
+        }""",
+        [left + width, 11, 30],
+    )
+    assert ink[0] == 0 and ink[1] > 8, "the number is beside the plot, whole, with room for a mark at the line's end"
+
+
 def test_the_skips_of_the_others_have_lanes_in_their_colours(shared, look: Look):
     panel = with_others(look(shared), "gpt/slow", [SECOND, THIRD, "elsewhere"])
     panel.wait_until(lambda: ends(panel) == 3, "three lines")

@@ -806,6 +806,7 @@ export class Charts {
   #drawn(plot, pane) {
     this.#drawEdge(plot, pane);
     if (pane.empty) this.#drawNothing(plot, pane);
+    this.overlay?.drawNumbers(plot, pane.spec); // above all lines
     if (pane !== this.panes[this.panes.length - 1] || this.panes.some(({ plot: other }) => !other)) return;
     this.#drawMarks();
     this.overlay?.drawStrip(this.gutter, this.plotWidth);

@@ -22,6 +22,7 @@ const HOST_COLORS = [
 const OWN_COLORS = [["#0b57d0", "#8ab4f8"], ["#8d5524", "#d7a876"], ["#00695c", "#5fd6c0"], ["#a61c1c", "#ff8a80"], ["#6b7000", "#d8d95b"]];
 const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
 const MOST_NUMBERED = 10; // lines in a chart; of more the numbers would not stand where their lines end
+const NUMBER_GAP = 11; // pixels from a line's end, so that a mark there leaves the number free
 const FONT = "600 10px Roboto, system-ui, sans-serif";
 
 /** Colours by run, as TensorBoard gives them out: in the order in which it came to know of its runs. */
@@ -137,6 +138,8 @@ export class Overlay {
     this.nearSpan = 0;
     /** The legend, for a picture of it. @type {{text: string, color: string, dash: number[]}[]} */
     this.named = [];
+    /** Where lines end in each chart, in pixels of its canvas. @type {Map<string, {y: number, x: number, text: string}[]>} */
+    this.ends = new Map();
     /** @type {number | null} the one that a person looks at */
     this.looked = null;
     this.list = element("ul", { class: "overlay-runs", "aria-label": "Runs in the charts" });
@@ -295,6 +298,11 @@ export class Overlay {
     return scene.zoomed && this.near.length === this.whole.length && this.nearRange[0] <= from && this.nearRange[1] >= to ? this.near : this.whole;
   }
 
+  /** What a chart shows of another run: its first line. @param {ChartSpec} spec */
+  #columnOf({ ofOptimizer, lines: [first] }) {
+    return (ofOptimizer ? this.scene?.prefix ?? "" : "") + first.column;
+  }
+
   /**
    * A line's points on a chart's axis, made once.
    * @param {OverlayLine} line @param {ChartSpec} spec @param {Scale} scale
@@ -302,10 +310,10 @@ export class Overlay {
   #points(line, spec, scale) {
     const { prefix, smoothing } = /** @type {OverlayScene} */ (this.scene);
     const [first] = spec.lines;
+    const name = this.#columnOf(spec);
     const key = `${spec.id} ${scale} ${prefix} ${smoothing}`;
     let made = line.made.get(key);
     if (made) return made;
-    const name = (spec.ofOptimizer ? prefix : "") + first.column;
     const raw = line.of(name, first.average ? "mean" : "last") ?? line.of(name, "mean");
     const onto = (/** @type {Values | null} */ values) => values && Array.from(values, ONTO_AXIS[scale]);
     let values = onto(raw);
@@ -341,6 +349,7 @@ export class Overlay {
   /** @param {Plot} plot @param {ChartSpec} spec @param {Scale} scale */
   drawLines(plot, spec, scale) {
     const lines = this.#shown;
+    this.ends.delete(spec.id);
     if (!lines.length || spec.id === "tensor") return;
     const { ctx, bbox } = plot;
     const ratio = devicePixelRatio || 1;
@@ -401,24 +410,26 @@ export class Overlay {
       }
     }
     ctx.restore();
-    this.#number(plot, ends, ratio);
+    this.ends.set(spec.id, ends);
   }
 
-  /** Numbers at the ends of lines, as in the legend: colour is not needed to tell them apart. @param {Plot} plot @param {{x: number, y: number, text: string}[]} ends @param {number} ratio */
-  #number({ ctx, bbox }, ends, ratio) {
-    if (ends.length > MOST_NUMBERED) return;
+  /** Numbers at the ends of lines, as in the legend: colour is not needed to tell them apart. @param {Plot} plot @param {ChartSpec} spec */
+  drawNumbers({ ctx, bbox }, spec) {
+    const ends = this.ends.get(spec.id) ?? [];
+    if (!this.active || ends.length > MOST_NUMBERED) return;
+    const ratio = devicePixelRatio || 1;
     const gap = 10.5 * ratio;
     ctx.save();
     ctx.font = FONT.replace("10px", `${10 * ratio}px`);
     ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
     const { backgroundColor: ground, color } = getComputedStyle(document.body);
     for (const { x, y, text } of apart(ends, 13 * ratio, gap, bbox.top + gap / 2, bbox.top + bbox.height - gap / 2)) {
-      const inside = x < bbox.left + bbox.width - 2 * ratio;
       ctx.lineWidth = 3 * ratio;
       ctx.strokeStyle = ground;
-      if (inside) ctx.strokeText(text, x + 4 * ratio, y);
+      ctx.strokeText(text, x + NUMBER_GAP * ratio, y);
       ctx.fillStyle = color;
-      ctx.fillText(text, x + 4 * ratio, y);
+      ctx.fillText(text, x + NUMBER_GAP * ratio, y);
     }
     ctx.restore();
   }
@@ -506,7 +517,10 @@ export class Overlay {
       let index = bucketAt(line.start, x, line.last ?? -Infinity);
       if (spec.lines[0].sparse) while (raw && index > 0 && Number.isNaN(raw[index])) index -= 1;
       const value = raw && index >= 0 ? raw[index] : undefined;
-      rows.push({ number: at + 2, name: this.#nameOf(line.runs), color: line.colors[this.dark], dash: line.dash, text: value === undefined || Number.isNaN(value) ? "–" : format(value) });
+      const name = this.#columnOf(spec);
+      const broken = (/** @type {string} */ kind) => (line.of(name, kind)?.[index] ?? 0) > 0;
+      const missing = value === undefined ? "–" : broken("inf") ? "∞" : broken("nan") ? "NaN" : "–";
+      rows.push({ number: at + 2, name: this.#nameOf(line.runs), color: line.colors[this.dark], dash: line.dash, text: value === undefined || Number.isNaN(value) ? missing : format(value) });
     });
     const names = shortNames(rows.map(({ name }) => name));
     return {
