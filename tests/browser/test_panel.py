@@ -224,6 +224,43 @@ def test_keys_move_the_cursor_step_by_step_and_say_its_values(shared: TensorBoar
     panel.wait_until(lambda: "steps=400-430" not in panel.address(), "a closer zoom")
 
 
+def test_keys_go_through_the_events_of_the_filtered_list_also_when_none_is_open(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo", steps="380-430").drawn()
+    chart, card = panel.frame.locator("[data-chart=loss] .plot"), panel.frame.locator(".card")
+    events = [event for event in events_of(shared, "gpt/demo") if 380 <= event["step"] <= 430]
+    assert events[0]["step"] < events[-1]["step"]
+    chart.press("n")  # into the view, which no cursor is in
+    expect(card).to_contain_text(f"Step {events[0]['step']}")
+    chart.press("Escape")
+    chart.press("p")
+    expect(card).to_contain_text(f"Step {events[-1]['step']}")
+    chart.press("Escape")
+    panel.frame.get_by_label("Filter events").fill("skip")
+    skips = [event["step"] for event in events_of(shared, "gpt/demo") if event["kind"] == "skip"]
+    chart.press("Home")
+    chart.press("n")
+    following = next(step for step in skips if step > 380)
+    expect(card).to_contain_text(f"Step {following}")
+    chart.press("n")
+    expect(card).to_contain_text(f"Step {skips[skips.index(following) + 1]}")
+    panel.frame.get_by_label("Filter events").fill("bad batch skip")
+    expect(card.locator(".card-place")).to_have_text(re.compile("/ 1$"))
+    chart.press("p")
+    expect(card).to_contain_text("Step 412")
+    expect(card.locator(".card-place")).to_have_text("1 / 1")
+
+
+def test_escape_closes_the_menu_of_views_from_within(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    summary = panel.frame.locator("summary", has_text="Views")
+    summary.click()
+    box = panel.frame.get_by_label("Clipping", exact=True)
+    box.focus()
+    box.press("Escape")
+    expect(box).to_be_hidden()
+    expect(summary).to_be_focused()
+
+
 def test_the_legend_filters_marks_and_list(shared: TensorBoard, look: Look):
     panel = look(shared).open("gpt/demo").drawn()
     chip = panel.frame.locator(".chip[data-lane=scale_backoff]")

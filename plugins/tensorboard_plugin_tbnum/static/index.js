@@ -191,7 +191,7 @@ class Panel {
     table: () => { this.#openRuns(false); this.openDock(this.place.dock === "runs" ? null : "runs"); },
     filtered: () => this.#draw(),
   });
-  eventList = new EventList((event) => this.select(event, true));
+  eventList = new EventList((event) => this.select(event, true), () => this.#showCard());
   card = new EventCard({
     close: () => this.select(null, false), go: (by) => this.#neighbour(by),
     link: () => addressOf(this.place), text: () => this.#eventText(), openTensor: (name) => this.openTensor(name, this.selected?.step ?? null),
@@ -792,14 +792,29 @@ class Panel {
     if (event) this.#announce(`${event.message || event.kind}`);
   }
 
-  /** @param {1 | -1} by */
+  /** Those of the list that keys go through: of the open event's kind, or all. */
+  get #reachable() {
+    const { selected, eventList: { shown } } = this;
+    return selected ? shown.filter(({ kind }) => laneOf(kind) === laneOf(selected.kind)) : shown;
+  }
+
+  /** To the next or previous event in the list; where none of it is open, from the cursor, or into the view from its start (back: its end). @param {1 | -1} by */
   #neighbour(by) {
-    const lane = this.loaded?.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
-    if (!lane || !this.selected) return;
-    const next = lane.events[lane.events.indexOf(this.selected) + by];
-    if (!next) return;
+    if (!this.loaded) return;
+    const events = this.#reachable;
     const [from, to] = this.place.zoom ?? this.#extent();
-    this.select(next, next.step < from || next.step > to);
+    const open = this.selected ? events.indexOf(this.selected) : -1;
+    const at = this.selected?.step ?? this.cursor;
+    const next = open >= 0 ? events[open + by]
+      : by > 0 ? events.find(({ step }) => (at === null ? step >= from : step > at)) : [...events].reverse().find(({ step }) => (at === null ? step <= to : step < at));
+    if (next) this.select(next, next.step < from || next.step > to);
+  }
+
+  /** The card of the open event, and its place among those that keys go through. */
+  #showCard() {
+    const events = this.#reachable;
+    const index = this.selected ? events.indexOf(this.selected) : -1;
+    this.card.show(this.selected, { index, count: events.length });
   }
 
   #eventText() {
@@ -965,7 +980,7 @@ class Panel {
   #globalKey(event) {
     const { target } = event;
     if (event.defaultPrevented || event.altKey || event.metaKey || event.ctrlKey) return;
-    if (target instanceof HTMLInputElement && target.type !== "range" || target instanceof HTMLSelectElement) return;
+    if (target instanceof HTMLInputElement && !["range", "checkbox"].includes(target.type) || target instanceof HTMLSelectElement) return;
     switch (event.key.toLowerCase()) {
       case "n": this.#neighbour(1); break;
       case "p": this.#neighbour(-1); break;
@@ -973,8 +988,10 @@ class Panel {
       case "f": this.#toggleFollow(); break;
       case "g": this.stepField.focus(); this.stepField.select(); break;
       case "escape":
-        if (this.viewMenu.open) this.viewMenu.open = false;
-        else if (this.app.classList.contains("runs-open")) this.#openRuns(false);
+        if (this.viewMenu.open) {
+          this.viewMenu.open = false;
+          this.viewMenu.querySelector("summary")?.focus();
+        } else if (this.app.classList.contains("runs-open")) this.#openRuns(false);
         else if (this.cursor !== null) this.hover(null);
         else if (this.place.pin !== null) this.pin(null);
         else if (this.selected) this.select(null, false);
@@ -1055,8 +1072,6 @@ class Panel {
     } else if (this.dock && this.place.dock) {
       this.dock.show({ run: loaded.run, version: loaded.info.version, view, geometry: charts.geometry, cursor: this.cursor, pinned: this.place.pin ?? this.selected?.step ?? null });
     }
-    const lane = loaded.lanes.find((candidate) => this.selected && candidate.kind.id === laneOf(this.selected.kind));
-    this.card.show(this.selected, { index: lane && this.selected ? lane.events.indexOf(this.selected) : 0, count: lane?.events.length ?? 0 });
     const listedFrom = [loaded.lanes, ...this.hidden];
     if (listedFrom.length !== this.listedFrom.length || listedFrom.some((part, at) => part !== this.listedFrom[at])) {
       this.listedFrom = listedFrom;
@@ -1065,6 +1080,7 @@ class Panel {
     const total = loaded.lanes.reduce((sum, lane) => sum + lane.events.length, 0);
     this.eventList.known = loaded.info.columns.includes("skipped");
     this.eventList.show(this.listed, loaded.eventsAnswer ? total : null, this.selected);
+    this.#showCard();
     this.copyStep.hidden = this.place.pin === null;
     this.resetButton.disabled = !this.place.zoom;
     this.followButton.setAttribute("aria-pressed", String(!this.place.zoom || this.following));

@@ -245,10 +245,10 @@ const NOTHING_KNOWN = "Nothing is known of skips: the log has no loss scale. If 
 
 /** The events of a run, filtered by the legend's kinds and by words. */
 export class EventList {
-  /** @param {(event: TbnumEvent) => void} choose */
-  constructor(choose) {
+  /** @param {(event: TbnumEvent) => void} choose @param {() => void} filtered */
+  constructor(choose, filtered) {
     this.title = element("h2", {}, "Events");
-    this.search = searchField("Filter events", () => this.#filter());
+    this.search = searchField("Filter events", () => { this.#filter(); filtered(); });
     this.nothing = element("p", "nothing");
     this.list = new RowList({
       label: "Events", rowHeight: 56,
@@ -503,8 +503,8 @@ export class EventCard {
         "header", "card-head", icon(laneKind(event.kind)), element("h2", {}, title),
         element(
           "div", "card-buttons",
-          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => go(-1), { disabled: index <= 0 }),
-          element("span", "card-place", `${formatCount(index + 1)} / ${formatCount(count)}`),
+          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => go(-1), { disabled: index === 0 || !count }),
+          element("span", "card-place", `${index < 0 ? "–" : formatCount(index + 1)} / ${formatCount(count)}`),
           iconButton("›", `Next ${title.toLowerCase()} (N)`, () => go(1), { disabled: index >= count - 1 }),
           iconButton("✕", "Close (Esc)", () => close()),
         ),
