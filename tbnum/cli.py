@@ -27,7 +27,7 @@ from tbnum.explain import Finding, explain_run
 from tbnum.explain.findings import skipped_steps
 from tbnum.explain.record import attempts, is_plain
 from tbnum.explain.summary import step_count, worth_reading
-from tbnum.explain.words import number_text, scale_text, share_text
+from tbnum.explain.words import count_text, number_text, scale_text, share_text
 from tbnum.export import JSON_VERSION, write_json
 from tbnum.log.logdir import read
 from tbnum.log.reader import Run
@@ -288,6 +288,7 @@ def _report(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     grave = _grave(arguments.fail_on, arguments.max_severity)
     results: list[dict[str, Any]] = []
+    alone: dict[str, int] = {}  # events as grave, in runs without a finding
     for name, run in _each(_runs(arguments)):
         report = Report.of(name, run, _begin(run, arguments.since) if step_count(run) else None)
         total, skipped = step_count(report.record), skipped_steps(report.record)
@@ -310,6 +311,7 @@ def _check(arguments: argparse.Namespace) -> int:
                 "findings": found,
             }
         )
+        alone[name] = 0 if found else sum(SEVERITIES.index(event.severity) >= max(grave, 1) for event in report.events)
     passed = all(result["passed"] for result in results)
     if arguments.json:
         for result in results:
@@ -317,7 +319,7 @@ def _check(arguments: argparse.Namespace) -> int:
         write_json(sys.stdout, {"version": JSON_VERSION, "passed": passed, "runs": results})
     else:
         with _whole_even_if_unread():
-            _print_check(results)
+            _print_check(results, alone)
     return 0 if passed else FOUND
 
 
@@ -353,7 +355,7 @@ def _skip_rate_finding(skipped: int, total: int, allowed: float) -> Finding:
     )
 
 
-def _print_check(results: Sequence[Mapping[str, Any]]) -> None:
+def _print_check(results: Sequence[Mapping[str, Any]], alone: Mapping[str, int]) -> None:
     for result in results:
         total, skipped = result["steps"], result["skipped_steps"]
         verdict = "ok    " if result["passed"] else "FAILED"
@@ -365,6 +367,8 @@ def _print_check(results: Sequence[Mapping[str, Any]]) -> None:
         print(f"{verdict}  {result['run']}  ({total:,} steps, {share})")
         for finding in result["findings"]:
             print_finding(finding, "        ")
+        if count := alone[result["run"]]:
+            print(f"        {count_text(count, 'skip')} to read about in tbnum report; too few to be a finding")
     sys.stdout.flush()
 
 

@@ -188,6 +188,29 @@ def test_check_fails_on_a_severity(logdir: Path, capsys: pytest.CaptureFixture[s
     assert run(capsys, "check", logdir, "--run", "good", *options)[0] == code
 
 
+def test_check_tells_of_warnings_that_alone_are_no_finding(logdir: Path, capsys: pytest.CaptureFixture[str]):
+    _, out, _ = run(capsys, "check", logdir, "--run", "good", "--fail-on", "warning")
+    assert out.splitlines()[1:] == ["        1 skip to read about in tbnum report; too few to be a finding"]
+
+
+def test_a_loss_that_is_not_finite_at_the_end_fails_by_default_and_in_between_as_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name, spoiled in (("between", (50, 51)), ("end", (50, 119))):
+        recorder = Recorder(tmp_path / name)
+        for step in range(120):
+            recorder.step(NAN if step in spoiled else 2.5 - 0.01 * step, overflow=step in spoiled)
+        recorder.log.close()
+    codes = {
+        (name, *options): run(capsys, "check", tmp_path / name, *options)[0]
+        for name in ("between", "end")
+        for options in ((), ("--fail-on", "warning"))
+    }
+    assert list(codes.values()) == [0, 1, 1, 1]
+    _, out, _ = run(capsys, "report", tmp_path / "between")
+    assert "error" not in out and "warning  skip, forward_nonfinite" in out
+
+
 def test_since_leaves_out_what_was_before_and_judges_with_it(logdir: Path, capsys: pytest.CaptureFixture[str]):
     code, out, _ = run(capsys, "report", logdir, "--run", "good", "--since", "50", "--json")
     (part,) = json.loads(out)["runs"]

@@ -11,7 +11,7 @@ import pytest
 
 from tbnum.explain import CAUSES, LiveExplainer, explain_run, findings
 from tbnum.explain.messages import SEVERITY, SKIP_SEVERITY
-from tbnum.explain.words import scale_text, share_text
+from tbnum.explain.words import duration_text, scale_text, share_text
 from tbnum.log.schema import EVENT_KINDS, Event
 
 NAN, INF = float("nan"), float("inf")
@@ -528,6 +528,11 @@ def test_unseen_clipping_makes_no_finding():
 )
 def test_scales_read_well(scale: float, text: str):
     assert scale_text(scale) == text
+
+
+def test_a_duration_has_a_tenth_of_a_second_where_that_counts():
+    times = {0: "0 s", 0.01: "<0.1 s", 0.24: "0.2 s", 3: "3 s", 9.94: "9.9 s", 9.96: "10 s", 75: "1 min 15 s", NAN: "?"}
+    assert {seconds: duration_text(seconds) for seconds in times} == times
 
 
 def test_a_share_is_never_rounded_to_none_or_all():

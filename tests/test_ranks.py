@@ -213,6 +213,7 @@ def test_a_skip_names_the_rank_and_its_micro_batch(spread: str, four: dict[str, 
     assert infinite.cause == "forward_nonfinite" and infinite.data["ranks"]["guilty"] == [2]
     assert "micro-batch 1 of 2" in infinite.message and "on rank 2 alone" in infinite.message
     assert math.isfinite(run.steps["loss"][5])  # rank 0's own
+    assert "nonfinite_loss" in {finding.rule for finding in findings(run)}
 
 
 def test_ranks_that_skip_each_by_itself_disagree_and_come_apart(four: dict[str, Run]) -> None:

@@ -62,7 +62,7 @@ def find(record: Record, events: Sequence[Event]) -> list[Finding]:
         *_crash(by_kind),
         *_collapse(by_kind),
         *_nonfinite_parameters(by_kind),
-        *_nonfinite_loss(record),
+        *_nonfinite_loss(record, events),
         *_skips(record, by_kind.get("skip", [])),
         *_told_once(by_kind),
         *_clipping(record),
@@ -150,8 +150,11 @@ def _nonfinite_parameters(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
         yield Finding("nonfinite_parameters", "error", "The parameters are not finite", evidence, skips[0].remedy)
 
 
-def _nonfinite_loss(record: Record) -> Iterator[Finding]:
+def _nonfinite_loss(record: Record, events: Sequence[Event]) -> Iterator[Finding]:
     rows = nonfinite_losses(record)
+    told = [event.step for event in events if event.cause == "forward_nonfinite"]  # on another rank than this record's
+    if told and "step" in record.steps:
+        rows = np.union1d(rows, np.flatnonzero(np.isin(record.steps["step"], told)))
     if not len(rows):
         return
     steps, total = record.steps["step"], len(record.steps["step"])

@@ -170,7 +170,8 @@ def _bad_batch(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]
     if skip.held_before_probe > 0:
         probe = f"a probe of {scale_text(skip.failed_probe)} failed"
         why += f" that had held for {count_text(skip.held_before_probe, 'step')}"
-        why += f", and for {'about ' if skip.about else ''}{skip.held:,} more since {probe}" if skip.held else f" before {probe}"
+        more = f", and for {'about ' if skip.about else ''}{skip.held:,} more since"
+        why += f"{more if skip.held else ' before'} {probe}"
     elif skip.held > 0:
         why += f" that had held for {_held(skip)}"
         why += " only, on its way down from the start" if skip.early else ""

@@ -60,9 +60,11 @@ def share_text(part: int, whole: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """`12 s`, `3 min 5 s`, `2 h 10 min`; `?` for what is no time: clocks are set back, and logs are damaged."""
+    """`0.2 s`, `12 s`, `3 min 5 s`, `2 h 10 min`; `?` for what is no time (clocks are set back, logs are damaged)."""
     if not 0 <= seconds < math.inf:
         return "?"
+    if seconds < 9.95:
+        return "<0.1 s" if 0 < seconds < 0.05 else f"{round(seconds, 1):g} s"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
