@@ -64,7 +64,7 @@ def duration_text(seconds: float) -> str:
     if not 0 <= seconds < math.inf:
         return "?"
     if seconds < 9.95:
-        return "<0.1 s" if 0 < seconds < 0.05 else f"{round(seconds, 1):g} s"
+        return f"{round(seconds, 1 if seconds >= 0.1 else 2):g} s"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
