@@ -126,6 +126,10 @@ def test_a_click_on_an_event_zooms_to_it_marks_it_and_opens_its_card(shared: Ten
     expect(card.locator(".cause")).to_have_text("bad batch")
     expect(card).to_contain_text("Step 17,863")
     expect(card).to_contain_text("16,384 (2¹⁴) → 8,192 (2¹³)")
+    change = card.locator("dd", has_text="→").first
+    lines = change.evaluate("change => change.clientHeight / parseFloat(getComputedStyle(change).lineHeight)")
+    assert lines < 1.5, "on one line"
+    expect(panel.frame.locator(".event-row[data-kind=scale_backoff] .event-message").first).to_contain_text("2¹⁶ → 2¹⁵")
     expect(card).to_contain_text("What to do")
     expect(card.locator(".card-values")).to_contain_text("Learning rate")
     expect(panel.frame.locator("[data-chart=loss] .key")).not_to_contain_text("min to max")
@@ -407,6 +411,31 @@ def test_a_narrow_window_keeps_everything_within_reach(shared: TensorBoard, look
     expect(panel.frame.locator("h1")).to_have_text("long")
     panel.frame.locator(".event-row").first.click()
     expect(panel.frame.locator(".card")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [900, 1360])
+def test_the_bar_above_the_charts_wraps_before_it_covers_or_cuts_anything(
+    tmp_path: Path, serve: Serve, look: Look, width: int
+):
+    name = "gpt/lr1e-3/seed1"
+    with training.Recording(tmp_path / name, length=50, start=time.time() - 12) as run:
+        run.advance(50)
+        assert run.writer.flush(60)
+        panel = look(serve(tmp_path), width=width).open(name, pin="20").drawn()
+        expect(panel.frame.get_by_role("button", name="Follow")).to_be_visible()
+        expect(panel.frame.get_by_role("button", name="Copy step")).to_be_visible()
+        title = panel.frame.locator("h1")
+        assert title.evaluate("title => title.scrollWidth <= title.clientWidth"), "the run's name is whole"
+        panel.frame.locator("summary", has_text="Views").click()
+        boxes = [
+            panel.frame.locator(part).bounding_box()
+            for part in ("h1", ".status", ".smoothing", ".tools", ".view-list", ".side")
+        ]
+        assert all(box and box["x"] >= 0 and box["x"] + box["width"] <= width + 1 for box in boxes)
+        status, smoothing = boxes[1:3]
+        assert status and smoothing
+        below = smoothing["y"] >= status["y"] + status["height"]
+        assert below or smoothing["x"] >= status["x"] + status["width"], "nothing is printed over the status"
 
 
 def test_the_tab_stays_within_its_budget_and_asks_no_one_else(shared: TensorBoard, look: Look):

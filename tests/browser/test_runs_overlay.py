@@ -119,6 +119,8 @@ def test_a_run_is_put_beside_the_current_one_by_key_or_box_and_its_module_comes_
     assert not any("overlay" in url for url in asked)
     runs = panel.frame.get_by_role("listbox", name="Runs")
     runs.focus()
+    expect(runs.locator(".row.active")).to_have_css("outline-style", "solid")
+    expect(runs).to_have_css("outline-style", "none")  # rows would lie over a ring around the list
     runs.press("ArrowDown")
     runs.press("o")
     panel.wait_until(lambda: addressed(panel) == [SECOND], "the run in the address")

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import {
   formatAge, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare,
-  linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, statusOf, stepLabels, timeLabels, timeTicks,
+  linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, statusOf, stepLabels, timeLabels, timeTicks, typeset,
 } from "../../plugins/tensorboard_plugin_tbnum/static/format.js";
 
 test("an unknown value is a dash, a non-finite one is what it is", () => {
@@ -111,4 +111,8 @@ test("a log10 axis has decades, 1-2-5 where few are in view, and linear ticks wi
   assert.deepEqual(log10Labels(log10Ticks(-0.5, 0.6, 5)), ["0.5", "1", "2", "3"]);
   assert.deepEqual(log10Labels(log10Ticks(Math.log10(4.2), Math.log10(4.8), 4)), ["4.2", "4.4", "4.6", "4.8"]);
   assert.deepEqual(log10Labels([-5, -1, 0, 5]), ["10⁻⁵", "0.1", "1", "10⁵"]);
+});
+
+test("powers and arrows of a message are written as elsewhere in the panel", () => {
+  assert.equal(typeset("The loss scale grew: 2^16 -> 2^17, from 1e-3 to 2^-24; a^2 stays."), "The loss scale grew: 2¹⁶ → 2¹⁷, from 1e-3 to 2⁻²⁴; a^2 stays.");
 });

@@ -1,6 +1,6 @@
 /** Findings and events in one table that sorts and filters, and the files to take away. Loaded when it is opened. */
 
-import { formatCount, words } from "./format.js";
+import { formatCount, typeset, words } from "./format.js";
 import { button, dock, download, element, headRow, iconButton, scroller } from "./host.js";
 
 /** @import { Api } from "./api.js" */
@@ -27,7 +27,7 @@ export function findingRows(findings, events) {
 export function arranged(rows, filter, column, direction) {
   const parts = filter.toLowerCase().split(/\s+/).filter(Boolean);
   const shown = rows.filter((row) => {
-    const text = `${row.severity} ${row.step} ${row.what} ${row.cause} ${row.message} ${row.remedy}`.toLowerCase();
+    const text = `${row.severity} ${row.step} ${row.what} ${row.cause} ${row.message} ${typeset(row.message)} ${row.remedy}`.toLowerCase();
     return parts.every((part) => text.includes(part));
   });
   if (column === null) return shown;
@@ -96,7 +96,7 @@ export class FindingsTable {
       element("td", {}, element("span", `severity severity-${row.severity}`, row.severity)),
       element("td", "number", row.step === null ? "–" : element("button", { class: "link", type: "button", onclick: () => this.callbacks.go(/** @type {number} */ (row.step), row.event) }, formatCount(row.step))),
       element("td", {}, row.what), element("td", {}, row.cause),
-      element("td", {}, element("p", {}, row.message), ...(row.remedy ? [element("p", "finding-remedy", row.remedy)] : [])),
+      element("td", {}, element("p", {}, typeset(row.message)), ...(row.remedy ? [element("p", "finding-remedy", typeset(row.remedy))] : [])),
     )));
   }
 }

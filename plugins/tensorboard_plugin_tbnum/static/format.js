@@ -84,9 +84,14 @@ export function formatScaleShort(value) {
   return Number.isInteger(exponent) ? formatPower(2, exponent) : formatNumber(value);
 }
 
-/** @param {number} base @param {number} exponent an integer */
+/** @param {number | string} base @param {number} exponent an integer */
 export function formatPower(base, exponent) {
   return `${base}${superscript(exponent)}`;
+}
+
+/** A text of the server's with its powers and arrows as the panel writes them: `2^18 -> 2^17` is "2¹⁸ → 2¹⁷". @param {string} text */
+export function typeset(text) {
+  return text.replaceAll(/\b(\d+)\^(-?\d+)/g, (_, base, exponent) => formatPower(base, Number(exponent))).replaceAll(" -> ", " → ");
 }
 
 /** A share in percent, never rounded down to none: 2.3 %, < 0.01 %. @param {number} part @param {number} whole */

@@ -6,7 +6,7 @@
 
 import { Api, RouteError, Unreachable, exactLine } from "./api.js";
 import { CHARTS, Charts, TimeAxis, firstViews, formatViews, indexOfStep, neededColumns, parseViews } from "./charts.js";
-import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, statusOf } from "./format.js";
+import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, statusOf, typeset } from "./format.js";
 import { addressOf, button, copyButton, element, followTheme, hostFilter, nowhere, onHostRuns, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
 import { buildLanes, laneOf, lowerBound } from "./marks.js";
 import {
@@ -178,7 +178,7 @@ class Panel {
     return pin === null || run === null ? "" : stepText(run, await this.api.step(run, pin), addressOf(this.place));
   });
   viewList = element("div", { class: "view-list", role: "group", "aria-label": "Views" });
-  viewMenu = element("details", "menu", element("summary", { class: "small" }, "Views"), this.viewList);
+  viewMenu = element("details", { class: "menu", ontoggle: () => this.#fitMenu() }, element("summary", { class: "small" }, "Views"), this.viewList);
   axisButtons = /** @type {Place["axis"][]} */ (["step", "time", "updates"]).map((axis) => {
     const [label, title] = { step: ["Step", "By step"], time: ["Time", "By time since the first step"], updates: ["Updates", "By updates done: skipped steps are left out"] }[axis];
     const made = button(label, title, () => this.#align(axis));
@@ -237,6 +237,12 @@ class Panel {
     this.smoothingValue.textContent = this.smoothing.toFixed(2);
     remember("smoothing", String(this.smoothing));
     this.#draw();
+  }
+
+  /** The menu opens to the left of its button's right edge, and further right where that would leave the window. */
+  #fitMenu() {
+    this.viewList.style.right = "0";
+    this.viewList.style.right = `${Math.min(0, this.viewList.getBoundingClientRect().left - 8)}px`;
   }
 
   /** On narrow windows the runs open over the charts. @param {boolean} open */
@@ -789,7 +795,7 @@ class Panel {
     }
     this.#draw();
     this.#keepPlace();
-    if (event) this.#announce(`${event.message || event.kind}`);
+    if (event) this.#announce(typeset(event.message) || event.kind);
   }
 
   /** Those of the list that keys go through: of the open event's kind, or all. */

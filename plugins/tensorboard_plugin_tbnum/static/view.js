@@ -6,7 +6,7 @@
 import { revived } from "./api.js";
 import { eventAt } from "./charts.js";
 import {
-  counted, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare, statusOf, words,
+  counted, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare, statusOf, typeset, words,
 } from "./format.js";
 import { button, copyButton, element, factTable, iconButton, placeBeside, table } from "./host.js";
 import { LANES, causeId, causesOf, icon, laneOf, shownLanes } from "./marks.js";
@@ -296,7 +296,7 @@ export class EventList {
 
 /** @param {TbnumEvent} event @param {string[]} parts */
 function matches(event, parts) {
-  const text = `${words(event.kind)} ${words(event.cause)} ${event.message} ${event.step} ${event.optimizer ?? ""}`.toLowerCase();
+  const text = `${words(event.kind)} ${words(event.cause)} ${event.message} ${typeset(event.message)} ${event.step} ${event.optimizer ?? ""}`.toLowerCase();
   return parts.every((part) => text.includes(part));
 }
 
@@ -316,13 +316,13 @@ function drawEvent(event, row) {
   row.classList.add("event-row", `severity-${event.severity}`);
   row.dataset.step = String(event.step);
   row.dataset.kind = event.kind;
-  row.title = event.message;
+  row.title = typeset(event.message);
   row.append(
     element(
       "span", "event-line", icon(laneKind(event.kind)), element("span", "event-kind", eventTitle(event.kind)),
       ...causeChip(event.cause), element("span", "event-step", `step ${formatCount(event.step)}`),
     ),
-    element("span", "event-message", event.message || scaleChange(event.data) || ""),
+    element("span", "event-message", typeset(event.message) || scaleChange(event.data) || ""),
   );
 }
 
@@ -512,10 +512,10 @@ export class EventCard {
       element("p", "card-where", where.filter(Boolean).join(" · ")),
       ...causeChip(event.cause).map((chip) => element("p", "card-cause", chip)),
     ];
-    if (event.message) parts.push(element("p", "card-message", event.message));
+    if (event.message) parts.push(element("p", "card-message", typeset(event.message)));
     const seen = sentinelText(event.data.sentinel);
     if (seen) parts.push(element("p", "card-sentinel", seen));
-    if (event.remedy) parts.push(element("div", "card-remedy", element("h3", {}, "What to do"), element("p", {}, event.remedy)));
+    if (event.remedy) parts.push(element("div", "card-remedy", element("h3", {}, "What to do"), element("p", {}, typeset(event.remedy))));
     const rows = eventFacts(event);
     if (rows.length) parts.push(factTable(rows));
     parts.push(...this.#tensors(event));
