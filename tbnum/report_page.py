@@ -26,11 +26,12 @@ __all__ = ["page"]
 EVENTS_SHOWN = 100
 WIDTH, LEFT, RIGHT = 960, 64, 12  # of a chart, in its own units
 BUCKETS = 720
+VALUE_TICKS, STEP_TICKS = 5, 6  # about so many
 LANE = 12  # height of a lane of marks
 
 LANES = (
-    ("error", "errors: the loss or the parameters are not finite, the scale collapsed"),
-    ("warning", "warnings: bad batches, misuse"),
+    ("error", "errors: the parameters are not finite, the scale collapsed"),
+    ("warning", "warnings: bad batches, a loss that is not finite, misuse"),
     ("info", "skips that belong to a dynamic loss scale"),
 )
 
@@ -132,7 +133,7 @@ def _charts(report: Report) -> str:
     charts = [_loss(record, report.events)]
     scale = record.steps.get("loss_scale")
     if scale is not None and np.isfinite(scale).any():
-        charts.append(_chart(record, [("loss_scale", "scale")], "loss scale", 110, log=True))
+        charts.append(_chart(record, [("loss_scale", "scale")], "loss scale", 110, log=True, held=True))
     norms = [name for name in record.steps if name.split("/")[-1] == "grad_norm"]
     norms = [name for name in norms if np.isfinite(record.steps[name]).any()][:4]
     if norms:
@@ -171,6 +172,7 @@ def _chart(
     title: str,
     height: int,
     log: bool = False,
+    held: bool = False,
     lanes: Sequence[tuple[str, str, list[tuple[int, str]]]] = (),
 ) -> str:
     steps = record.steps["step"]
@@ -193,7 +195,7 @@ def _chart(
 
     parts = [_grid(axis, first, last, across, height)]
     for each, kind, name in reduced:
-        parts.append(f'<path class="{kind}" d="{_path(each, axis, across)}"><title>{_text(name)}</title></path>')
+        parts.append(f'<path class="{kind}" d="{_path(each, axis, across, held)}"><title>{_text(name)}</title></path>')
     for lane, (kind, words, marks) in enumerate(lanes):
         parts.append(_marks(kind, marks, across, 4 + LANE * lane, bottom))
         legend = f"<title>{_text(words)}</title>"
@@ -237,30 +239,55 @@ def _buckets(steps: np.ndarray, values: np.ndarray, first: int, last: int) -> _R
     )
 
 
-def _path(reduced: _Reduced, axis: _Axis, across: Callable[[float], float]) -> str:
-    """A line through the last values, with a stroke from the lowest to the highest of each bucket."""
+def _path(reduced: _Reduced, axis: _Axis, across: Callable[[float], float], held: bool) -> str:
+    """A line through the last values, with a stroke from the lowest to the highest of each bucket.
+
+    `held`: a value lasts until the next one, with no slope between them.
+    """
     places = (axis.place(each).tolist() for each in (reduced.low, reduced.high, reduced.last))
     drawn = []
     for step, low, high, end, joined in zip(reduced.step.tolist(), *places, reduced.joined.tolist(), strict=True):
         x = f"{across(step):.1f}"
-        drawn.append(f"{'L' if joined else 'M'}{x} {low:.1f}V{high:.1f}V{end:.1f}")
+        place = (f"H{x}V{low:.1f}" if held else f"L{x} {low:.1f}") if joined else f"M{x} {low:.1f}"
+        drawn.append(f"{place}V{high:.1f}V{end:.1f}")
     return "".join(drawn)
 
 
 def _grid(axis: _Axis, first: int, last: int, across: Callable[[float], float], height: int) -> str:
     parts = []
-    for at in range(4):
-        value = axis.low + (axis.high - axis.low) * at / 3
-        value = round(value) if axis.log else value
-        y = float(axis.place(np.array([2.0**value if axis.log else value]))[0])
-        words = scale_text(2.0**value) if axis.log else number_text(value)
+    for value, words in _powers_of_two(axis) if axis.log else _round_values(axis.low, axis.high):
+        y = float(axis.place(np.array([value]))[0])
         parts.append(f'<path class=grid d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class=label x="{LEFT - 6}" y="{y + 4:.1f}">{_text(words)}</text>')
-    for at in range(5):
-        step = first + (last - first) * at // 4
-        anchor = "start" if at == 0 else "end" if at == 4 else "middle"
-        parts.append(f'<text class=step x="{across(step):.1f}" y="{height - 4}" text-anchor="{anchor}">{step:,}</text>')
+    size = max(1, int(_round_size((last - first) / STEP_TICKS)))
+    for step in range(-(-first // size) * size, last + 1, size):
+        x = across(step)
+        anchor = "start" if x < LEFT + 20 else "end" if x > WIDTH - RIGHT - 20 else "middle"
+        parts.append(f'<text class=step x="{x:.1f}" y="{height - 4}" text-anchor="{anchor}">{step:,}</text>')
     return "".join(parts)
+
+
+def _powers_of_two(axis: _Axis) -> list[tuple[float, str]]:
+    low, high = math.ceil(axis.low), math.floor(axis.high)
+    stride = max(1, math.ceil((high - low) / VALUE_TICKS))
+    return [(2.0**power, scale_text(2.0**power)) for power in range(low, high + 1, stride)]
+
+
+def _round_values(low: float, high: float) -> list[tuple[float, str]]:
+    rough = (high - low) / VALUE_TICKS
+    if not 0 < rough < math.inf:  # the largest and the smallest numbers that there are
+        return [(value, number_text(value)) for value in (low, high)]
+    size = _round_size(rough)
+    decimals = max(0, -math.floor(math.log10(size) + 1e-9))
+    values = [number * size for number in range(math.ceil(low / size), math.floor(high / size) + 1)]
+    plain = decimals <= 6 and max(map(abs, values), default=0.0) < 1e6
+    return [(value, f"{value:.{decimals}f}" if plain else number_text(value)) for value in values]
+
+
+def _round_size(rough: float) -> float:
+    """The next of 1, 2, 5, 10, ... times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
 
 
 def _marks(kind: str, marks: Iterable[tuple[int, str]], across: Callable[[float], float], y: int, bottom: float) -> str:

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import tbnum.cli
+import tbnum.report_page
 from tbnum.log.schema import Event, step_columns
 from tbnum.log.writer import LogWriter
 
@@ -246,6 +248,30 @@ def test_report_as_html_is_one_file_without_script_whose_names_are_escaped(
         assert text in elements.text
     assert "NaN" not in "".join(elements.paths) and "inf" not in "".join(elements.paths)
     assert len(page) < 200_000
+
+
+def test_the_page_has_round_numbers_on_its_axes_and_a_loss_scale_in_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    recorder = Recorder(tmp_path / "run")
+    for step in range(198):
+        recorder.step(0.9747 + 0.0031 * step, overflow=step in (60, 120))
+    recorder.log.close()
+    assert run(capsys, "report", tmp_path, "--html", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    loss, scale = page.split("<figure>")[1:3]
+    assert re.findall(r"<text class=step [^>]*>([^<]*)", loss) == ["0", "50", "100", "150"]
+    assert re.findall(r'<text class=label [^>]*>([^<]*)', loss) == ["1.0", "1.2", "1.4"]
+    assert re.findall(r'<text class=label [^>]*>([^<]*)', scale) == ["2^14", "2^15", "2^16"]
+    (path,) = re.findall(r'<path class="scale" d="([^"]*)"', scale)
+    assert "L" not in path and path.count("M") == 1  # across and up or down, nothing aslant
+
+
+def test_round_numbers_are_found_for_any_range():
+    for low, high in ((0.0, 1.0), (-3.2, 7.9), (1e-30, 3e-30), (2.50001, 2.50003), (-1e308, 1e308), (0.0, 5e-324)):
+        ticks = tbnum.report_page._round_values(low, high)
+        assert 2 <= len(ticks) <= 7 and len({words for _, words in ticks}) == len(ticks), (low, high, ticks)
+        assert all(low - 1e-12 * abs(low) <= value <= high + 1e-12 * abs(high) for value, _ in ticks)
 
 
 class Elements(HTMLParser):

@@ -531,8 +531,9 @@ def test_scales_read_well(scale: float, text: str):
 
 
 def test_a_duration_has_a_tenth_of_a_second_where_that_counts():
-    times = {0: "0 s", 0.014: "0.01 s", 0.24: "0.2 s", 3: "3 s", 9.94: "9.9 s", 9.96: "10 s", 75: "1 min 15 s", NAN: "?"}
+    times = {0: "0 s", 0.014: "0.01 s", 0.24: "0.2 s", 3: "3 s", 9.94: "9.9 s", 9.96: "10 s", 75: "1 min 15 s"}
     assert {seconds: duration_text(seconds) for seconds in times} == times
+    assert duration_text(NAN) == duration_text(-1) == "?"
 
 
 def test_a_share_is_never_rounded_to_none_or_all():
