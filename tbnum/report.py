@@ -101,6 +101,9 @@ class Report:
             if scale["held"] is not None:
                 text += f"   longest held {scale_text(scale['held'])} ({count_text(scale['held_steps'], 'step')})"
             rows.append(("loss scale", text))
+        elif (self.run.meta.get("scaler") or {}).get("enabled") is False:
+            why = "by enabled=False, or for want of its device"
+            rows.append(("loss scale", f"none: the GradScaler was disabled ({why})"))
         for clip in summary["clipping"]:
             text = f"max_norm {number_text(clip['max_norm'])}   " if clip["max_norm"] is not None else ""
             text += f"{share_text(clip['clipped'], clip['known'])} of the steps clipped"

@@ -12,6 +12,7 @@ import sys
 from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +31,8 @@ START = 1.7e9
 class Recorder:
     """Writes a log as the monitor would: torch's scaler policy, one overflow where it is asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self.log = LogWriter(folder, columns=COLUMNS, meta=META)
+    def __init__(self, folder: Path, **meta: Any) -> None:
+        self.log = LogWriter(folder, columns=COLUMNS, meta={**META, **meta})
         self.scale = 65536.0
         self.next = 0
 
@@ -142,6 +143,15 @@ def test_report_as_json_is_strict_versioned_and_holds_every_event(logdir: Path, 
     assert len(bad["events"]) == 2 * 41 + 1
     assert bad["findings"][0]["rule"] == "scale_collapse"
     assert good["ended"] == "closed" and good["problems"] == []
+
+
+def test_report_tells_that_the_scaler_was_disabled(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    recorder = Recorder(tmp_path, scaler={"class": "GradScaler", "enabled": False})
+    recorder.scale = NAN
+    recorder.step()
+    recorder.log.close()
+    _, out, _ = run(capsys, "report", tmp_path)
+    assert "loss scale  none: the GradScaler was disabled" in out
 
 
 def test_report_of_one_run(logdir: Path, capsys: pytest.CaptureFixture[str]):

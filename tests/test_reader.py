@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,6 +194,19 @@ def test_polling_a_long_run_decodes_what_is_new_and_nothing_else(
         assert 1 <= len(decoded) <= 3  # the chunk, and now and then a repeated session and schema
     log.close()
     assert len(run.steps["step"]) == 50_020
+
+
+def test_a_run_or_a_column_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"run{number}", range(5))
+    runs = read(tmp_path)
+    with pytest.raises(KeyError, match=r"no run 'nope'; there is 'run0', 'run1', 'run2'"):
+        runs["nope"]
+    steps = runs["run0"].steps
+    with pytest.raises(KeyError, match=r"no column 'los'; there is 'step', 'wall_time', 'loss', "):
+        steps["los"]
+    assert isinstance(steps, dict) and steps.get("los") is None and "los" not in steps and "los" not in dict(steps)
+    assert runs == dict(runs) and (pickle.loads(pickle.dumps(steps))["step"] == steps["step"]).all()
 
 
 def test_a_column_that_came_later_is_unknown_before(tmp_path: Path) -> None:

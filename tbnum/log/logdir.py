@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tbnum.log.event_file import is_event_file
 from tbnum.log.files import Place, RemotePath, place
+from tbnum.log.named import Runs
 from tbnum.log.names import is_record_file
 from tbnum.log.plain import plain_runs
 from tbnum.log.reader import Explain, Run
@@ -57,7 +58,7 @@ def read(
         warnings.warn(f"tbnum.read: left out {str(folder)!r}: {reason}", RuntimeWarning, stacklevel=2)
     runs = {name: Run(folder, name=name, session=session, explain=explain) for name, folder in found.runs.items()}
     plain = plain_runs(found.plain, session=session, explain=explain, tags=tags)
-    return dict(sorted({**runs, **plain}.items()))
+    return Runs(sorted({**runs, **plain}.items()))
 
 
 def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:

@@ -20,6 +20,7 @@ import numpy as np
 from tbnum.log.event_file import EventFile, is_event_file
 from tbnum.log.files import Place, RemotePath, list_names, open_raw, size_of
 from tbnum.log.inferred import Numbering, infer
+from tbnum.log.named import Columns
 from tbnum.log.reader import Explain, Run, Totals
 from tbnum.log.record_file import RecordTail
 from tbnum.log.schema import LOGGED, Event
@@ -251,7 +252,7 @@ class PlainRun(Run):
         Where a NaN was logged, `loss_logged` and `grad_norm_logged` tell it from a step that has none.
         """
         with self._loading():
-            return dict(self._columns)
+            return Columns(self._columns)
 
     @property
     def raw_events(self) -> list[Event]:

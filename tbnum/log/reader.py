@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tbnum.log.files import Place, RemotePath, list_names, open_raw, place, size_of
+from tbnum.log.named import Columns
 from tbnum.log.names import host_name, is_record_file, parse_name
 from tbnum.log.ranks import COMBINED, SHARD, WATCHED, RankRecord, Ranks, RanksSession, match_sessions, same_tensors
 from tbnum.log.record_file import RecordTail, decode, first_record
@@ -137,13 +138,16 @@ class Run:
 
     @property
     def steps(self) -> dict[str, np.ndarray]:
-        """Columns by name, one entry a step, equal lengths, `step` strictly increasing, read-only. Unknown is NaN."""
+        """Columns by name, one entry a step, equal lengths, `step` strictly increasing, read-only. Unknown is NaN.
+
+        The KeyError of a column that there is not lists those that there are.
+        """
         with self._loading():
             if self._views is None:
                 self._views = {name: values for name, values in self._steps.views().items() if not is_share(name)}
                 if self._is_spread():
                     self._views.update(self._all_ranks().combined())
-            return dict(self._views)
+            return Columns(self._views)
 
     @property
     def ranks(self) -> Ranks | None:

@@ -1,0 +1,30 @@
+"""Dictionaries whose KeyError tells what there is."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NoReturn, TypeVar
+
+__all__ = ["Columns", "Runs"]
+
+V = TypeVar("V")
+
+LISTED = 20  # names in a message
+
+
+class _Named(dict[str, V]):
+    """A dict in every other respect: equal to one, and pickled like one."""
+
+    what: ClassVar[str]
+
+    def __missing__(self, name: object) -> NoReturn:
+        names = ", ".join(map(repr, list(self)[:LISTED])) or "none"
+        more = f" and {len(self) - LISTED:,} more" if len(self) > LISTED else ""
+        raise KeyError(f"no {self.what} {name!r}; there is {names}{more}")
+
+
+class Columns(_Named[V]):
+    what = "column"
+
+
+class Runs(_Named[V]):
+    what = "run"
