@@ -75,6 +75,8 @@ def test_without_a_scaler_the_step_on_a_nonfinite_gradient_is_told_with_its_tens
     first = next(event for event in run.events if event.kind == "nonfinite_step")
     assert first.step == 3 and first.severity == "error"
     assert {each["name"] for each in first.data["evidence"]["nonfinite"]} == {"first", "second", "bias"}
+    causes = [event.cause for event in run.events if event.kind == "nonfinite_step"]
+    assert causes == ["forward_nonfinite", "nonfinite_parameters", "nonfinite_parameters"]
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------
