@@ -343,6 +343,13 @@ def test_an_empty_view_says_that_it_loads_or_how_to_fill_it(tmp_path: Path, serv
     panel.wait_until(lambda: bool(held), "the question for the headroom")
     held.pop().continue_()
     expect(headroom).to_contain_text("lowest")
+    panel.page.route("**/tbnum/series?*", lambda route: held.append(route))
+    panel.frame.get_by_label("Learning rate", exact=True).check()
+    rate = panel.frame.locator("#summary-lr")
+    expect(rate).to_contain_text("loading …")
+    panel.wait_until(lambda: bool(held), "the question for the learning rate")
+    held.pop().continue_()
+    expect(rate).to_contain_text("lowest")
 
 
 def test_an_event_beyond_the_last_step_has_its_mark(tmp_path: Path, serve: Serve, look: Look):
