@@ -119,6 +119,23 @@ def test_what_is_no_loss_of_this_optimizer_does_not_count(beside: Callable[[Loop
     assert loop.recorded()[0] == [loss.item()]
 
 
+def test_where_backward_reaches_few_parameters_one_loss_at_most_is_missed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    experts = nn.ModuleList([nn.Linear(2, 1, bias=False) for _ in range(100)])
+    optimizer, expected = torch.optim.SGD(experts.parameters(), lr=0.1), []
+    with tbnum.wrap(optimizer, model=experts, logdir=tmp_path):
+        for at in range(100):
+            loss = experts[at](torch.ones(2)).sum()
+            loss.backward()
+            expected.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    (run,) = tbnum.read(tmp_path).values()
+    known = np.isfinite(run.steps["loss"])
+    assert np.count_nonzero(~known) <= 1
+    np.testing.assert_allclose(run.steps["loss"][known], np.array(expected)[known], rtol=1e-6)
+
+
 def test_what_the_loop_tells_counts_in_place_of_what_is_seen(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     (loop.loss() + 100).backward()

@@ -70,6 +70,7 @@ class Cover(enum.Enum):
     ALL_AND_NO_OTHERS = enum.auto()  # looked for only where tensors are spread over ranks
 
 
+LOOKED_AT = 8  # parameters whose gradients tell of a backward, where every backward is this loop's
 MAX_PENDING = 256  # steps whose device values may be under way; a device is never that far behind its host
 
 
@@ -134,6 +135,7 @@ class StepObserver:
         self._in_scaler_step: str | None = None
         self._pending: deque[Pending] = deque()
         self._thread = threading.get_ident()  # in which the loop runs
+        self._looks_at_all = False  # at every gradient, to tell whose backward it was
         self._seen_once: set[tuple[str, str | None]] = set()
         self._without_gradients: set[str] = set()
         self.troubles = 0
@@ -235,13 +237,17 @@ class StepObserver:
             return None
         if any(one.stage is Stage.STEPPING for one in self._open.values()):
             return None  # an optimizer calls its closure again, as LBFGS does: the loss of the step is the first
-        return Mark(len(self._backwards), Before.of(self.optimizers().values()))
+        most = None if self._looks_at_all else LOOKED_AT
+        return Mark(len(self._backwards), Before.of(self.optimizers().values(), most))
 
     @_harmless
     def backward_ended(self, mark: Mark, losses: Sequence[Any]) -> None:
         """The backward of `losses` has run, without an enabled scaler and without `create_graph`."""
-        if len(self._backwards) > mark.backwards or not mark.before.have_changed():
-            return  # a disabled scaler told of it; or it was another model's
+        if len(self._backwards) > mark.backwards:
+            return  # a disabled scaler told of it
+        if not mark.before.have_changed():
+            self._looks_at_all = True  # another model's, or one of parameters that were not looked at: no more of that
+            return
         found = [_summed(loss) for loss in losses if isinstance(loss, Tensor) and not loss.is_complex()]
         if found:
             self._losses += found
