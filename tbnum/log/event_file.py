@@ -86,14 +86,9 @@ class EventFile:
     def refresh(self) -> bool:
         """Reads what was appended. True where anything was."""
         before = (self._tail.state, self._error)
-        restarts = self._tail.restarts
         self._error = None
         try:
-            for found in self._tail.read():
-                if self._tail.restarts != restarts:
-                    restarts = self._tail.restarts
-                    self._clear()
-                self.take(found.data)
+            self._tail.follow(lambda found: self.take(found.data), self._clear)
         except OSError as error:
             self._error = f"{self.path.name} cannot be read: {error.strerror or error}"
         return before != (self._tail.state, self._error)

@@ -658,20 +658,18 @@ class _SessionFile:
     def _lost(self, chunks: list[tuple[int, bytes]]) -> str:
         return f"{len(chunks)} chunks from {chunks[0][0]} on in {self.path.name} have lost what their columns are"
 
+    def _begin_again(self) -> None:
+        self._clear()
+        self.generation += 1
+
     def refresh(self) -> bool:
         """Reads what was appended. True where anything was, or where a problem came or went."""
         before = (self._tail.state, self._error)
-        restarts = self._tail.restarts
-        self._error = None
         if not self._tail.offset:  # room for all at once
             self.steps.reserve(_last_trailer(self.path).steps)
+        self._error = None
         try:
-            for found in self._tail.read():
-                if self._tail.restarts != restarts:
-                    restarts = self._tail.restarts
-                    self._clear()
-                    self.generation += 1
-                self._take(found.offset, found.data)
+            self._tail.follow(lambda found: self._take(found.offset, found.data), self._begin_again)
         except OSError as error:
             self._error = f"{self.path.name} cannot be read: {error.strerror or error}"
         self._settle()

@@ -20,7 +20,7 @@ import contextlib
 import errno
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -295,6 +295,15 @@ class RecordTail:
             yield from self._whole_records(blocks)
             self.unfinished = size - self.offset
             self._seen_size = size
+
+    def follow(self, take: Callable[[Frame], None], restart: Callable[[], None]) -> None:
+        """Gives `take` each record that `read` gives, and calls `restart` before those of a file that began again."""
+        restarts = self.restarts
+        for found in self.read():
+            if self.restarts != restarts:
+                restarts = self.restarts
+                restart()
+            take(found)
 
     def _whole_records(self, blocks: _Blocks) -> Iterator[Frame]:
         while True:

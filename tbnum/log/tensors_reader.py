@@ -112,14 +112,9 @@ class TensorsFile:
     def refresh(self) -> bool:
         """Notes what was appended. True where anything was. Some 8 us a table."""
         before = (self._tail.state, self._error)
-        restarts = self._tail.restarts
         self._error = None
         try:
-            for found in self._tail.read():
-                if self._tail.restarts != restarts:
-                    restarts = self._tail.restarts
-                    self._clear()
-                self._take(found.offset, found.data)
+            self._tail.follow(lambda found: self._take(found.offset, found.data), self._clear)
         except FileNotFoundError:
             pass  # it is made with the first table
         except OSError as error:

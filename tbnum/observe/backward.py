@@ -8,48 +8,36 @@ not watched or whose gradients `torch.autograd.grad` takes, are none of this loo
 from __future__ import annotations
 
 import functools
-import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tbnum.observe.seam import Seam
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_backward"]
 
-_observers: weakref.WeakSet[StepObserver] = weakref.WeakSet()
-_original: Callable[..., None] | None = None
-_lock = threading.RLock()  # a collection inside of it may free a monitor, whose finalizer comes here
+_original: Callable[..., None] = torch.autograd.backward
 
 
 def observe_backward(observer: StepObserver) -> Callable[[], None]:
     """Tell `observer` of every backward in its thread, until the function that is returned is called."""
+    return _seam.observe(observer)
+
+
+def _swap_in() -> None:
     global _original
-    with _lock:
-        if _original is None:
-            _original = torch.autograd.backward
-            torch.autograd.backward = _seen(_original)
-        _observers.add(observer)
-    gone = weakref.finalize(observer, _swap_out_if_unused)
-    gone.atexit = False
-
-    def release() -> None:
-        gone.detach()
-        _observers.discard(observer)
-        _swap_out_if_unused()
-
-    return release
+    _original = torch.autograd.backward
+    torch.autograd.backward = _seen(_original)
 
 
-def _swap_out_if_unused() -> None:
-    global _original
-    with _lock:
-        if _original is not None and not list(_observers):  # their number would count one that is just being freed
-            torch.autograd.backward = _original
-            _original = None
+def _swap_out() -> None:
+    torch.autograd.backward = _original
+
+
+_seam = Seam(_swap_in, _swap_out)
 
 
 def _seen(original: Callable[..., None]) -> Callable[..., None]:
@@ -72,7 +60,7 @@ def _seen(original: Callable[..., None]) -> Callable[..., None]:
             or torch._C._current_graph_task_id() != -1  # inside of another: a checkpoint that runs forward again
         ):
             return original(tensors, *given, **kwargs)
-        marks = [(observer, observer.backward_begins()) for observer in list(_observers)]
+        marks = [(observer, observer.backward_begins()) for observer in _seam.observers()]
         original(tensors, *given, **kwargs)
         for observer, mark in marks:
             if mark is not None:

@@ -13,7 +13,6 @@ import inspect
 import threading
 import types
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,33 +20,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad as torch_clip_grad
 
+from tbnum.observe.seam import Seam
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_clipping"]
 
 _BY_NORM, _BY_GIVEN_NORM, _BY_VALUE = "clip_grad_norm_", "_clip_grads_with_norm_", "clip_grad_value_"
 
-_observers: weakref.WeakSet[StepObserver] = weakref.WeakSet()
 _swapped: list[tuple[types.CellType, Callable[..., Any]]] = []
-_lock = threading.RLock()  # a collection inside of it may free a monitor, whose finalizer comes here
 _inside = threading.local()  # a clip by norm calls the clip by a given norm: only the outermost counts
 
 
 def observe_clipping(observer: StepObserver) -> Callable[[], None]:
     """Tell `observer` of every clip that touches its optimizers, until the function that is returned is called."""
-    with _lock:
-        if not _swapped:
-            _swap_in()
-        _observers.add(observer)
-    gone = weakref.finalize(observer, _swap_out_if_unused)
-    gone.atexit = False
-
-    def release() -> None:
-        gone.detach()
-        _observers.discard(observer)
-        _swap_out_if_unused()
-
-    return release
+    return _seam.observe(observer)
 
 
 def _swap_in() -> None:
@@ -61,12 +47,13 @@ def _swap_in() -> None:
                 _swapped.append((cell, original))
 
 
-def _swap_out_if_unused() -> None:
-    with _lock:
-        if not list(_observers):  # their number would count one that is just being freed
-            for cell, original in _swapped:
-                cell.cell_contents = original
-            _swapped.clear()
+def _swap_out() -> None:
+    for cell, original in _swapped:
+        cell.cell_contents = original
+    _swapped.clear()
+
+
+_seam = Seam(_swap_in, _swap_out)
 
 
 def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -85,7 +72,7 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         if not parameters:
             return _without_parameters(original, args, kwargs)
         bound.arguments["parameters"] = parameters
-        touched = [(observer, observer.clip_begins(parameters, max_norm) or {}) for observer in list(_observers)]
+        touched = [(observer, observer.clip_begins(parameters, max_norm) or {}) for observer in _seam.observers()]
         _inside.clip = True
         try:
             result = original(*bound.args, **bound.kwargs)
