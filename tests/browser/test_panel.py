@@ -532,9 +532,12 @@ def test_a_tab_that_opens_hidden_draws_when_it_is_shown(shared: TensorBoard, loo
         """() => {
             const frame = document.querySelector("iframe");
             frame.style.display = "none";
+            frame.contentWindow.isThePageBefore = true;
             frame.contentWindow.location.reload();
         }"""
     )
+    is_new = "!document.querySelector('iframe').contentWindow.isThePageBefore"
+    panel.wait_until(lambda: panel.page.evaluate(is_new), "the page that was loaded again")
     panel.wait_until(lambda: panel.frame.locator(".app").count() == 1, "the panel in its hidden frame")
     assert panel.frame.locator(".u-over").count() == 0
     panel.page.evaluate("document.querySelector('iframe').style.display = ''")
