@@ -30,7 +30,7 @@ from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
 from tbnum.observe.caller import warn
-from tbnum.observe.gradients import parameters_of
+from tbnum.observe.gradients import named_parameters, parameters_of
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.records import OptimizerRecord, Shares, Sighting, StepRecord
 from tbnum.observe.shards import Layout, Parts
@@ -381,8 +381,6 @@ def _thresholds(run: Run) -> set[float]:
     return {float(value) for value in first if not math.isnan(value)}
 
 
-_WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")  # what torch's wrappers put into names
-
 _UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip whose module is worth a look
 
 _ABSENT, _NO_SHARES = OptimizerRecord(), Shares()
@@ -473,9 +471,8 @@ class _Names:
         known: dict[int, str] = {}
         for prefix, ref in self._modules.items():
             module = ref()
-            for name, parameter in () if module is None else module.named_parameters():
-                name = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-                known.setdefault(id(parameter), f"{prefix}.{name}" if prefix else name)
+            for name, parameter in () if module is None else named_parameters(prefix, module):
+                known.setdefault(id(parameter), name)
         label = f"{optimizer}." if len(self._optimizers) > 1 else ""
         names = [
             known.get(id(parameter)) or f"{label}group{number}.param{place}"

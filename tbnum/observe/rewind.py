@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tbnum.observe.gradients import named_parameters
 from tbnum.observe.transfer import capturing
 
 __all__ = ["Kept", "Moment", "StepStarts", "parameters_of_all"]
@@ -205,16 +206,10 @@ def parameters_of_all(
 ) -> Iterator[tuple[str, Tensor]]:
     """Parameters of models and optimizers, each once, with a name to speak of it."""
     seen: set[int] = set()
-    named = [(name, each) for prefix, model in models.items() for name, each in _named_parameters(prefix, model)]
+    named = [pair for prefix, model in models.items() for pair in named_parameters(prefix, model)]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     named += [(f"a parameter of shape {tuple(each.shape)}", each) for group in groups for each in group["params"]]
     for name, parameter in named:
         if id(parameter) not in seen:
             seen.add(id(parameter))
             yield name, parameter
-
-
-def _named_parameters(prefix: str, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in model.named_parameters():
-        parts = [prefix, *name.split(".")]
-        yield ".".join(part for part in parts if part and part != "_orig_mod"), parameter

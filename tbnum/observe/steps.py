@@ -152,6 +152,11 @@ class StepObserver:
         """Whether the open step has got as far as its gradients."""
         return bool(self._backwards or self._open)
 
+    @property
+    def _is_inside_a_step(self) -> bool:
+        """An optimizer calls its closure again, as LBFGS does: the loss of the step is the first."""
+        return any(one.stage is Stage.STEPPING for one in self._open.values())
+
     @contextlib.contextmanager
     def muted(self) -> Iterator[None]:
         """What runs in this context is not the training: it is not followed."""
@@ -175,9 +180,8 @@ class StepObserver:
     @_harmless
     def loss_logged(self, loss: Number) -> None:
         """The user told of a loss. Where that happens in a step, only what the user told counts."""
-        if any(one.stage is Stage.STEPPING for one in self._open.values()):
-            return  # an optimizer calls its closure again, as LBFGS does: the loss of the step is the first
-        self._logged_losses.append(loss)
+        if not self._is_inside_a_step:
+            self._logged_losses.append(loss)
 
     @_harmless
     def closure_returned(self, loss: Any) -> None:
@@ -233,10 +237,8 @@ class StepObserver:
     @_harmless
     def backward_begins(self) -> Mark | None:
         """Before any backward. None where it does not matter, else to be given to `backward_ended`."""
-        if self.scaler is not None or threading.get_ident() != self._thread or capturing():
+        if self.scaler is not None or threading.get_ident() != self._thread or capturing() or self._is_inside_a_step:
             return None
-        if any(one.stage is Stage.STEPPING for one in self._open.values()):
-            return None  # an optimizer calls its closure again, as LBFGS does: the loss of the step is the first
         most = None if self._looks_at_all else LOOKED_AT
         return Mark(len(self._backwards), Before.of(self.optimizers().values(), most))
 
