@@ -128,7 +128,6 @@ def wrap(
         scalar_interval=scalar_interval,
         config=settings,
     )
-    monitor._recorder.warn_of_rival()
     monitor._recorder.look_for_a_repeat()
     return monitor
 

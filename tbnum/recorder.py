@@ -88,8 +88,13 @@ class Recorder:
         meta["fingerprint"] = fingerprint(meta)
         self._fingerprint = meta["fingerprint"]
         self._explainer = LiveExplainer(meta)
-        self._rival = writing_now(folder, rank)
+        rival = writing_now(folder, rank)
         self._log = LogWriter(folder, columns=step_columns(self._groups), meta=meta, rank=rank)
+        if rival is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
+            warn(
+                f"process {rival} is recording with tbnum into {str(folder)!r} just now. The record will show this "
+                "training in place of that one from its first step on: give each its own folder."
+            )
         own_writer = _opened(folder) if writer is None and not rank else None
         self.summary_writer = own_writer if writer is None else writer
         self._own_writer = own_writer
@@ -273,14 +278,6 @@ class Recorder:
     def resumed(self, step: int, skipped_steps: int) -> None:
         self.skipped_steps = skipped_steps
         self._log.update_meta(first_step=step)
-
-    def warn_of_rival(self) -> None:
-        """Two trainings in one folder are rarely meant, and read as one: a run that was stopped and resumed."""
-        if self._rival is not None:
-            warn(
-                f"process {self._rival} is recording with tbnum into {str(self.folder)!r} just now. The record will "
-                "show this training in place of that one from its first step on: give each its own folder."
-            )
 
     def look_for_a_repeat(self) -> None:
         """Look for a run beside this one that had the same seed and settings, and was lost.

@@ -818,10 +818,11 @@ def writing_now(folder: str | os.PathLike[str], rank: int | None, within_seconds
     """
     if os.name != "posix":
         return None
+    host = host_name()
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             named = parse_name(entry.name)
-            if named.host != host_name() or named.rank != (rank or 0) or named.process == os.getpid():
+            if named.host != host or named.rank != (rank or 0) or named.process == os.getpid():
                 continue
             is_late = entry.stat().st_mtime > time.time() - within_seconds
             if is_late and _ended([_last_trailer(place(entry.path))]) is None and _lives(named.process):
