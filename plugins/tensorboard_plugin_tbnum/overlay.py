@@ -74,12 +74,8 @@ def _milliseconds(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _updates(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """So far, the step's own included. A skipped step has the number of the one before it."""
-    if "updates" in columns:  # of plain scalars, which may have every k-th step alone
-        return columns["updates"].astype(np.int64)
-    skipped = columns.get("skipped")
-    if skipped is None:
-        return np.arange(1, len(columns["step"]) + 1)
-    return np.cumsum(~skipped.astype(bool))
+    updates = column_of("updates", columns, {})  # plain scalars have their own: every k-th step may be there alone
+    return np.arange(1, len(columns["step"]) + 1) if updates is None else updates.astype(np.int64)
 
 
 ALIGNMENTS: Mapping[str, Callable[[Mapping[str, np.ndarray]], np.ndarray]] = {
