@@ -205,16 +205,18 @@ torch.set_num_threads(1)
 from pathlib import Path
 import tbnum.monitor, torch.utils.tensorboard  # else each child loads them
 from tests.test_faults import Loop
+def say(*words):  # in one write: a print may be several (PYTHONUNBUFFERED), with a kill between them
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 for folder in sys.stdin:
     child = os.fork()
     if child == 0:
         loop = Loop(Path(folder.strip()))
-        loop.monitor.on_event(lambda event: print("event", event.kind, event.step, flush=True))
-        print("pid", os.getpid(), flush=True)
+        loop.monitor.on_event(lambda event: say("event", event.kind, event.step))
+        say("pid", os.getpid())
         while True:
             loop.train(50)
     os.waitpid(child, 0)
-    print("ended", flush=True)
+    say("ended")
 """
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
