@@ -88,6 +88,14 @@ def test_means_are_of_the_finite_values_and_no_sum_overflows(nonfinite):
     assert np.isnan(expected).any() == nonfinite
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("steps", [(0, 5, 2**63 - 1, 2**63 - 1), (-(2**63), -1, 7, 2**63 - 1), (-3, -2, -1, 0)])
+def test_steps_at_the_ends_of_what_an_integer_holds_are_each_in_a_bucket(steps, limit):
+    buckets = decimate.make_buckets(np.array(steps), 0, 4, limit)
+    assert (buckets.edges[0], buckets.edges[-1]) == (0, 4) and (np.diff(buckets.edges) > 0).all()
+    assert len(buckets) <= limit or (len(buckets) == 2 and steps[0] < 0)  # no bucket reaches over 0
+
+
 def test_buckets_are_whole_aligned_complete_and_within_the_limit():
     random = np.random.default_rng(7)
     for _ in range(300):

@@ -71,6 +71,16 @@ def test_there_are_never_more_buckets_than_asked_for_and_no_step_is_in_none(limi
     assert counts.sum() == sum(((x >= 100) & (x <= 4_000)).sum() for x in xs) and (counts > 0).all()
 
 
+@pytest.mark.parametrize("limit", [1, 2, 5, 100])
+@pytest.mark.parametrize("ends", [(0, 2**63 - 1), (-(2**63), 2**63 - 1), (-1, 0), (2**62, 2**62 + 1)])
+def test_steps_at_the_ends_of_what_an_integer_holds_have_their_buckets(ends, limit):
+    x = ALIGNMENTS["step"]({"step": np.array(ends)})
+    size, bounds = aligned([x], None, None, limit)
+    got = together([Member(x, np.array([1.0, 2.0]), None)], bounds)
+    assert np.nansum([got.min, got.max], axis=1).tolist() in ([3, 3], [1, 2]) and (np.diff(bounds) > 0).all()
+    assert len(ALIGNMENTS["updates"]({"step": x, "updates": np.array([0.0, 2.0**63])})) == 2
+
+
 def test_updates_leave_skips_out_and_time_never_runs_back():
     columns = {
         "step": np.arange(5),

@@ -96,21 +96,26 @@ def make_buckets(steps: np.ndarray, lo: int, hi: int, limit: int) -> Buckets:
         return Buckets(1, np.arange(lo, hi + 1, dtype=np.int64))
     first, last = int(steps[lo]), int(steps[hi - 1])
     power = bucket_power(first, last, limit)
-    bounds = np.arange(first >> power, (last >> power) + 2, dtype=np.int64) << power
-    edges = np.searchsorted(steps, bounds)
+    starts = np.arange(first >> power, (last >> power) + 1, dtype=np.int64) << power
+    within = ((last >> power) << power) + (1 << power) - 1  # the last one's last step: what follows may be no int64
+    edges = np.append(np.searchsorted(steps, starts), np.searchsorted(steps, within, side="right"))
     filled = edges[1:] > edges[:-1]
     return Buckets(1 << power, np.append(edges[:-1][filled], edges[-1]).astype(np.int64, copy=False))
 
 
 def bucket_power(first: int, last: int, limit: int) -> int:
-    """Of two, the size of buckets of which at most `limit` (>= 1) hold `first` to `last`, wherever they start."""
+    """Of two, the size of buckets of which at most `limit` (>= 1) hold `first` to `last`, wherever they start.
+
+    No bucket reaches over 0, so that steps on both sides of it take two.
+    """
     power = 0
     if limit == 1:
-        while first >> power != last >> power:
+        least = 2 if first < 0 <= last else 1
+        while (last >> power) - (first >> power) >= least:
             power += 1
         return power
     # As many as an interval of this width may touch, wherever it starts: so moving a view never changes its buckets.
-    while -((first - last) >> power) + 1 > limit:
+    while -((first - last) >> power) + 1 > limit and power < 63:  # two of that size hold every int64
         power += 1
     return power
 

@@ -26,6 +26,9 @@ from tensorboard_plugin_tbnum.runs import Snapshot, UnknownRun
 
 __all__ = ["ALIGNMENTS", "Member", "Together", "aligned", "overlay_impl", "together"]
 
+FARTHEST = 2**61
+"""As far from 0 as x goes: where the bucket after it begins is an int64 too. Beyond 2**53 its float64 rounds anyway."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -59,7 +62,7 @@ class Together:
 
 
 def _steps(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    return columns["step"].astype(np.int64, copy=False)
+    return np.clip(columns["step"].astype(np.int64, copy=False), -FARTHEST, FARTHEST)
 
 
 def _milliseconds(columns: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -75,7 +78,7 @@ def _milliseconds(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 def _updates(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """So far, the step's own included. A skipped step has the number of the one before it."""
     updates = column_of("updates", columns, {})  # plain scalars have their own: every k-th step may be there alone
-    return np.arange(1, len(columns["step"]) + 1) if updates is None else updates.astype(np.int64)
+    return np.arange(1, len(columns["step"]) + 1) if updates is None else np.minimum(updates, FARTHEST).astype(np.int64)
 
 
 ALIGNMENTS: Mapping[str, Callable[[Mapping[str, np.ndarray]], np.ndarray]] = {
