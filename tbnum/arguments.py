@@ -86,11 +86,6 @@ def checked_modules(model: Any, optimizers: Mapping[str, torch.optim.Optimizer])
         if not isinstance(module, nn.Module):
             what = f"model[{name!r}]" if name else "model"
             raise TypeError(f"{what} is {type(module).__name__} ({module!r:.80}), not a torch.nn.Module.")
-    # Names begin below the wrapper of data-parallel training, so that they are those of a run on one process.
-    modules = {
-        name: module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
-        for name, module in modules.items()
-    }
     trained = {id(each) for optimizer in optimizers.values() for each in parameters_of(optimizer)}
     if not any(id(parameter) in trained for module in modules.values() for parameter in module.parameters()):
         kinds = ", ".join(type(module).__name__ for module in modules.values())

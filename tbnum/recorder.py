@@ -30,7 +30,8 @@ from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
 from tbnum.observe.caller import warn
-from tbnum.observe.gradients import named_parameters, parameters_of
+from tbnum.observe.gradients import parameters_of
+from tbnum.observe.names import named_parameters
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.records import OptimizerRecord, Shares, Sighting, StepRecord
 from tbnum.observe.shards import Layout, Parts

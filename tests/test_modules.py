@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tbnum.measure.extremes import extremes, readable
 from tbnum.observe import transfer
-from tbnum.observe.modules import ActivationWatch, Sentinels, named_modules, tensors_in
+from tbnum.observe.modules import ActivationWatch, Sentinels, tensors_in
+from tbnum.observe.names import named_modules
 from tests.loops import Half, batches, train
 from tests.planted import HalfLinear, Log, LogWhere, Louder, Net
 from tests.test_transfer import SlowDevice

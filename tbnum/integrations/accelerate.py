@@ -62,10 +62,6 @@ def wrap(
     """
     check_supported(accelerator.distributed_type)
     _check_alone(accelerator, optimizer)
-    if isinstance(model, Mapping):
-        model = {name: _inner_model(each) for name, each in model.items()}
-    elif model is not None:
-        model = _inner_model(model)
     where = {"writer": options.pop("writer"), "logdir": logdir} if "writer" in options else _where(accelerator, logdir)
     monitor = tbnum.wrap(optimizer, accelerator.scaler, model=model, **where, **options)
     _keep_in_checkpoints(monitor, accelerator)
@@ -99,17 +95,6 @@ def _check_alone(accelerator: Any, optimizer: Any) -> None:
             "checkpoints hold the state of one: wrap all of them in one call, wrap(accelerator, {'generator': ..., "
             "'critic': ...}, ...), or close() that monitor first."
         )
-
-
-def _inner_model(model: nn.Module) -> nn.Module:
-    """Without what puts a prefix before the names. (Accelerate's own way changes a compiled model.)"""
-    while True:
-        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod  # type: ignore[assignment]
-        else:
-            return model
 
 
 def _where(accelerator: Any, logdir: str | os.PathLike[str] | None) -> dict[str, Any]:

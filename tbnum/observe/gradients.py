@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-__all__ = ["Before", "Gradients", "carries_scale", "dtypes_behind", "local", "named_parameters", "parameters_of"]
+__all__ = ["Before", "Gradients", "carries_scale", "dtypes_behind", "local", "parameters_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """All of them, group by group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-_WRAPPERS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")  # what torch's wrappers put into names
-
-
-def named_parameters(prefix: str, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a model, by the names that they have without wrappers, below `prefix` where it is not empty."""
-    for name, parameter in model.named_parameters():
-        parts = [prefix, *name.split(".")]
-        yield ".".join(part for part in parts if part and part not in _WRAPPERS), parameter
 
 
 def local(tensors: Iterable[Tensor]) -> list[Tensor]:

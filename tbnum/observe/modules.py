@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from tbnum.measure.extremes import extremes, readable
 from tbnum.observe.caller import warn
+from tbnum.observe.names import named_modules
 from tbnum.observe.transfer import Transfer, capturing
 
 __all__ = [
@@ -38,7 +39,6 @@ __all__ = [
     "SentinelReport",
     "Sentinels",
     "limit_of",
-    "named_modules",
     "tensors_in",
 ]
 
@@ -47,34 +47,7 @@ _P = ParamSpec("_P")
 _REST_STEPS = 100  # between two armings after skips
 
 
-# -- names and tensors -------------------------------------------------------------------------------------------------
-
-
-def named_modules(models: Mapping[str, nn.Module], *, inside_compiled: bool) -> list[tuple[str, nn.Module]]:
-    """Every module that can be called, with its name: a model's own is its key (`""` for the only one).
-
-    With `inside_compiled`, what torch.compile has wrapped is listed by the names that it has without; else it is
-    left out, and of a compiled model only the whole is listed.
-    """
-    found: list[tuple[str, nn.Module]] = []
-    for prefix, model in models.items():
-        hidden: set[int] = set()
-        for path, module in model.named_modules():
-            wrapper = type(module).__module__.startswith("torch._dynamo")  # not imported just to ask
-            compiled_in_place = module._compiled_call_impl is not None
-            if not inside_compiled and (wrapper or compiled_in_place):
-                hidden.update(id(each) for each in module.modules() if each is not module or compiled_in_place)
-            if id(module) in hidden or (wrapper and inside_compiled) or isinstance(module, torch.jit.ScriptModule):
-                continue
-            if _has_a_forward(module):
-                parts = [part for part in path.split(".") if part != "_orig_mod"]
-                found.append((".".join(part for part in [prefix, *parts] if part), module))
-    return found
-
-
-def _has_a_forward(module: nn.Module) -> bool:
-    """A ModuleList or ParameterDict holds modules and is never called."""
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+# -- tensors -----------------------------------------------------------------------------------------------------------
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tbnum.measure.extremes import extremes, readable
-from tbnum.observe.modules import Call, ModuleHooks, named_modules, tensors_in
+from tbnum.observe.modules import Call, ModuleHooks, tensors_in
+from tbnum.observe.names import named_modules
 
 __all__ = ["Cause", "Nonfinite", "WatchedRun"]
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tbnum.observe.modules import limit_of, named_modules
+from tbnum.observe.modules import limit_of
+from tbnum.observe.names import named_modules, named_parameters
 from tbnum.observe.origin import Cause, WatchedRun
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.rewind import Kept, Moment, parameters_of_all
@@ -297,5 +298,5 @@ def _bad_parameters(models: Mapping[str, nn.Module], module: str | None) -> list
     found = next((each for name, each in named_modules(models, inside_compiled=True) if name == module), None)
     if found is None:
         return []
-    named = list(found.named_parameters(recurse=False)) or list(found.named_parameters())
+    named = list(found.named_parameters(recurse=False)) or list(named_parameters("", found))
     return [name for name, parameter in named if not bool(torch.isfinite(parameter.detach()).all())]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tbnum.observe.gradients import named_parameters
+from tbnum.observe.names import named_parameters
 from tbnum.observe.transfer import capturing
 
 __all__ = ["Kept", "Moment", "StepStarts", "parameters_of_all"]
@@ -165,8 +165,9 @@ class _Storages:
 
 def _plain_parts(tensor: Tensor) -> Iterator[Tensor]:
     if hasattr(tensor, "__tensor_flatten__"):  # a wrapper, such as a DTensor
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _plain_parts(getattr(tensor, name))
+        for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
+            if isinstance(part, Tensor):  # a DTensor names its mesh as well
+                yield from _plain_parts(part)
     else:
         yield tensor
 
