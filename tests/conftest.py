@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import panel_files
+
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Path:
@@ -14,6 +16,15 @@ def tmp_path(tmp_path: Path) -> Path:
     inner = tmp_path / "runs"
     inner.mkdir()
     return inner
+
+
+@pytest.fixture(scope="session")
+def frontend() -> Path:
+    """The folder of the panel's files as TensorBoard serves them, built from what is written now."""
+    try:
+        return panel_files.build()
+    except RuntimeError as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ import pytest
 import tbnum
 from tests.pages import ROOT
 
-STATIC = Path("plugins/tensorboard_plugin_tbnum/static")
-VENDORED = {"uPlot.esm.js", "uPlot.min.css", "LICENSE", "lock.sha256"}
+PLUGIN = Path("plugins/tensorboard_plugin_tbnum")
+VENDORED = {"uPlot.esm.js", "uPlot.min.css", "LICENSE"}
 NOT_SOURCE = (".*", "node_modules", "runs", "site", "build", "dist", "*.egg-info", "__pycache__", "test-results")
 
 
@@ -36,7 +36,7 @@ class Dist(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Dist:
+def dist(tmp_path_factory: pytest.TempPathFactory, frontend: Path) -> Dist:
     """Both, built from a copy of the checkout: the wheel from what the source distribution holds."""
     pytest.importorskip("build", reason="pip install tbnum[test]")
     folder = tmp_path_factory.mktemp("dist")
@@ -67,11 +67,21 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Dist:
         )
 
 
-def test_the_wheel_carries_the_front_end_with_what_npm_brought(dist: Dist) -> None:
-    own = {file.name for file in (ROOT / STATIC).iterdir() if file.is_file()}
+def written() -> set[str]:
+    """The front end's files as they are written."""
+    return {file.name for file in (ROOT / PLUGIN / "frontend").iterdir() if file.is_file()}
+
+
+def built() -> set[str]:
+    """What is built from them."""
+    made = {name for name in written() if name.endswith((".js", ".css"))}
+    return {*made, *(name + ".map" for name in made), *(f"vendor/{name}" for name in VENDORED), "built-from.sha256"}
+
+
+def test_the_wheel_carries_the_front_end_as_it_is_built(dist: Dist) -> None:
     static = "tensorboard_plugin_tbnum/static/"
-    assert {name.removeprefix(static) for name in dist.wheel if re.fullmatch(static + "[^/]+", name)} == own
-    assert {name.removeprefix(static + "vendor/") for name in dist.wheel if "/vendor/" in name} == VENDORED
+    assert {name.removeprefix(static) for name in dist.wheel if name.startswith(static)} == built()
+    assert not [name for name in dist.wheel if "/frontend/" in name]
     assert "tensorboard_plugin_tbnum/http_api.md" in dist.wheel
 
 
@@ -85,7 +95,8 @@ def test_the_wheel_holds_the_packages_and_nothing_else(dist: Dist) -> None:
 def test_the_source_distribution_builds_tests_and_documents_itself(dist: Dist) -> None:
     needed = {"setup.py", "pyproject.toml", "package-lock.json", "Makefile", "constraints.txt", "mkdocs.yml", "LICENSE"}
     needed |= {"demo/pretrain.py", "docs/primer.md", "docs/figures/clipping.svg", "tests/pages.py"}
-    needed |= {str(STATIC / "vendor" / name) for name in VENDORED}
+    needed |= {(PLUGIN / "frontend" / name).as_posix() for name in written()}
+    needed |= {(PLUGIN / "static" / name).as_posix() for name in built()}
     assert needed <= dist.sdist
     assert not [name for name in dist.sdist if "__pycache__" in name or name.startswith(("runs/", "site/"))]
 

@@ -757,7 +757,8 @@ def static(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "index.js").write_text("export function render() {}\n")
     (folder / "panel.css").write_text("body { color: red }\n")
     (folder / "vendor" / "uPlot.esm.js").write_text("export default null;\n")
-    (folder / "vendor" / "lock.sha256").write_text("0\n")
+    (folder / "index.js.map").write_text("{}\n")
+    (folder / "built-from.sha256").write_text("0\n")
     (folder.parent / "plugin.py").write_text("secret\n")
     monkeypatch.setattr(plugin, "STATIC", folder)
     return folder
@@ -769,6 +770,7 @@ def test_the_panels_files_are_served_as_what_they_are(panel, static):
     assert script.headers["Content-Type"].startswith("text/javascript")
     assert script.headers["X-Content-Type-Options"] == "nosniff"
     assert panel.get("static/panel.css").mimetype == "text/css"
+    assert panel.get("static/index.js.map").mimetype == "application/json"
     assert panel.get("static/vendor/uPlot.esm.js").status_code == 200
     assert panel.get("static/index.js", {"If-None-Match": script.headers["ETag"]}).status_code == 304
     (static / "index.js").write_text("export const changed = 1;\n")
@@ -781,7 +783,7 @@ def test_the_panels_files_are_served_as_what_they_are(panel, static):
         *("../plugin.py", "..%2fplugin.py", "%2e%2e/plugin.py", "vendor/../index.js", "/etc/passwd", "//etc/passwd"),
         *(
             "vendor",
-            "vendor/lock.sha256",
+            "built-from.sha256",
             "nope.js",
             "index.js%00",
             "INDEX.JS",
@@ -800,7 +802,17 @@ def test_a_panel_that_was_not_built_says_how_to_build_it(panel, static):
     assert panel.json("runs")["frontend"] == "ok"
     shutil.rmtree(static / "vendor")
     state = panel.json("runs")["frontend"]
-    assert state.startswith("missing: vendor/uPlot.esm.js") and "build_frontend" in state and "pip install" in state
+    assert state.startswith("missing: vendor/uPlot.esm.js") and "make frontend" in state and "pip install" in state
+    assert panel.get("static/index.js").data == (static / "index.js").read_bytes()
+
+
+def test_a_panel_without_any_file_says_so_in_place_of_an_empty_tab(panel, static):
+    shutil.rmtree(static)
+    assert panel.json("runs")["frontend"].startswith("missing: index.js and vendor/uPlot.esm.js")
+    script = panel.get("static/index.js")
+    assert script.mimetype == "text/javascript" and b"export function render()" in script.data
+    assert b"make frontend" in script.data and b"pip install" in script.data
+    assert panel.client.get(BASE + "static/style.css").status_code == 404
 
 
 # Speed.
@@ -858,7 +870,7 @@ def fetch(url: str, headers: Mapping[str, str] | None = None) -> tuple[int, byte
 
 
 @pytest.mark.parametrize("flags", [(), ("--load_fast=false",), ("--path_prefix=/a/static/b",)])
-def test_tensorboard_serves_the_panel_beside_its_own_scalars(tmp_path, flags):
+def test_tensorboard_serves_the_panel_beside_its_own_scalars(tmp_path, frontend, flags):
     from tensorboard.compat.proto import event_pb2, summary_pb2
 
     log = open_log(tmp_path / "run")
@@ -891,6 +903,7 @@ def test_tensorboard_serves_the_panel_beside_its_own_scalars(tmp_path, flags):
         events = json.loads(fetch(f"{data}/plugin/tbnum/events?run=run")[1])["events"]
         assert [event["step"] for event in events] == [3] and events[0]["message"]
         assert fetch(f"{data}/plugin/tbnum/series?run=nope&columns=loss")[0] == 404
+        assert frontend == plugin.STATIC and {"index.js", "index.js.map", "style.css"} <= plugin.static_files().keys()
         for name in plugin.static_files():
             assert fetch(f"{data}/plugin/tbnum/static/{name}")[0] == 200
 

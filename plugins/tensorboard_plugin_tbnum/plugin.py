@@ -52,6 +52,15 @@ logger = logging.getLogger("tensorboard")
 STATIC = Path(__file__).parent / "static"
 ENTRY = "index.js"
 VENDOR = "vendor/uPlot.esm.js"
+# The panel's entry point where the panel is missing.
+NOT_BUILT = """\
+export function render() {
+  document.documentElement.style.colorScheme = "light dark";
+  document.body.style.cssText = "margin: 24px; font: 15px/1.5 system-ui, sans-serif; white-space: pre-line";
+  document.body.setAttribute("role", "alert");
+  document.body.textContent = "The Numerics panel is not built.\\n\\n" + REASON;
+}
+"""
 MIMETYPES = {
     ".css": "text/css",
     ".js": "text/javascript",
@@ -332,10 +341,13 @@ class TbnumPlugin(base_plugin.TBPlugin):
     def _serve_static(self, request: wrappers.Request) -> wrappers.Response:
         name = request.path.partition("/static/")[2]
         file = static_files().get(name)
-        if file is None:
+        if file is not None:
+            body = file.read_bytes()
+        elif name == ENTRY:  # TensorBoard would show an empty tab
+            body = NOT_BUILT.replace("REASON", json.dumps(frontend_state())).encode()
+        else:
             raise NotFound(f"the panel has no file {name!r}")
-        body = file.read_bytes()
-        return _answer(request, MIMETYPES[file.suffix], _etag(body), lambda: body)
+        return _answer(request, MIMETYPES[Path(name).suffix], _etag(body), lambda: body)
 
     def _snapshot(
         self,
@@ -534,8 +546,8 @@ def frontend_state() -> str:
     if not absent:
         return "ok"
     return (
-        f"missing: {' and '.join(absent)}. In a checkout of tbnum run `python setup.py build_frontend` (it needs npm);"
-        " elsewhere install a released wheel, which has them: `pip install --force-reinstall --no-deps tbnum`."
+        f"missing: {' and '.join(absent)}. In a checkout of tbnum run `make frontend` or `pip install .`, which"
+        " need npm; elsewhere install a wheel, which has them: `pip install --force-reinstall --no-deps tbnum`."
     )
 
 

@@ -52,6 +52,11 @@ def _chromium(own: str) -> str | None:
     return next((found for found in map(shutil.which, candidates) if found), None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _built(frontend: Path) -> None:
+    """The panel that is looked at is the one that is written now."""
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as driver:

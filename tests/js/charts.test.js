@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import {
   CHARTS, TimeAxis, clippedText, firstViews, formatViews, indexOfStep, neededColumns, parseViews, plotData, smoothed,
-} from "../../plugins/tensorboard_plugin_tbnum/static/charts.js";
+} from "../../plugins/tensorboard_plugin_tbnum/frontend/charts.js";
 
 const [LOSS, SCALE, NORM] = CHARTS;
 const options = { scale: /** @type {const} */ ("linear"), prefix: "", smoothing: 0, xOf: (step) => step };

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { arranged, findingRows } from "../../plugins/tensorboard_plugin_tbnum/static/findings.js";
-import { differenceText } from "../../plugins/tensorboard_plugin_tbnum/static/view.js";
+import { arranged, findingRows } from "../../plugins/tensorboard_plugin_tbnum/frontend/findings.js";
+import { differenceText } from "../../plugins/tensorboard_plugin_tbnum/frontend/view.js";
 
 const FINDINGS = [{ rule: "a", severity: "error", title: "Collapsed", evidence: "why", remedy: "lower it", steps: [] }];
 const EVENTS = [

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import {
   MODES, badnessOf, brokenRows, colourMap, deepest, depthAtFirst, heatRows, moduleOf, rangeOf, rowPixels, shareOf, spans, usualGap,
-} from "../../plugins/tensorboard_plugin_tbnum/static/heatmap.js";
+} from "../../plugins/tensorboard_plugin_tbnum/frontend/heatmap.js";
 
 const NAMES = ["wte.weight", "blocks.0.attn.weight", "blocks.0.attn.bias", "blocks.1.attn.weight", "ln_f.weight"];
 const LOG = MODES[0];

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { buildLanes, causesOf, cluster, laneOf, lowerBound, onCurve, pillWidth, shownLanes } from "../../plugins/tensorboard_plugin_tbnum/static/marks.js";
+import { buildLanes, causesOf, cluster, laneOf, lowerBound, onCurve, pillWidth, shownLanes } from "../../plugins/tensorboard_plugin_tbnum/frontend/marks.js";
 
 const event = (step, kind, more = {}) => ({
   step, kind, wall_time: step, elapsed: step, severity: "info", optimizer: null, cause: null, message: "", remedy: "", data: {}, ...more,

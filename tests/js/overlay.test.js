@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { RunColors, apart, bucketAt, groupName, linesOf, shortNames } from "../../plugins/tensorboard_plugin_tbnum/static/overlay.js";
+import { RunColors, apart, bucketAt, groupName, linesOf, shortNames } from "../../plugins/tensorboard_plugin_tbnum/frontend/overlay.js";
 
 test("a run keeps the colour that TensorBoard gave it, however many come after it", () => {
   const colors = new RunColors();

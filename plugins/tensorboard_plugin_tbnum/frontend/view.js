@@ -713,7 +713,7 @@ export function notBuilt(reason) {
     "The panel's front end is not built",
     element("p", {}, "The chart library uPlot, which the build puts beside the panel, is missing. In the checkout of tbnum run one of:"),
     codeLine("make frontend"), codeLine("pip install ."),
-    element("p", "quiet", "Both need network access to the npm registry, once. Then reload this page."), element("p", "quiet", reason),
+    element("p", "quiet", "Both need npm, and the network once. Then reload this page."), element("p", "quiet", reason),
   ));
 }
 
