@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import tbnum
-from tests.loops import OPTIMIZERS, Half, batches
+from tests.loops import OPTIMIZERS, Half, batches, float64_norm
 
 
 class Loop:
@@ -249,3 +250,44 @@ def test_float16_parameters_are_named_beside_the_error_of_torch(tmp_path: Path) 
 
     (event,) = events_of(Loop(nn.Linear(2, 1).half()), steps, tmp_path)
     assert event.kind == "float16_gradients" and event.data["float16"] == 2
+
+
+@pytest.mark.parametrize("too_late", [True, False], ids=["after the step", "before backward"])
+@pytest.mark.parametrize("enabled", [True, False], ids=["scaler", "no scaler"])
+def test_a_clip_of_gradients_that_a_later_backward_replaces_is_none_of_the_step(
+    enabled: bool, too_late: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Half()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
+    norms = []
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path):
+        for x in batches(4):
+            loss = model(x).square().mean()
+            if not too_late:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            norms.append(float64_norm(model.parameters()) / scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+            if too_late:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    (run,) = tbnum.read(tmp_path).values()
+    np.testing.assert_allclose(run.steps["grad_norm"], norms, rtol=1e-5)
+    np.testing.assert_allclose(run.steps["grad_norm_clipped"], norms, rtol=1e-5)
+    assert np.isnan(run.steps["max_norm"]).all() and np.isnan(run.steps["clip_coef"]).all()
+    assert run.events == []
+
+
+def test_a_clip_between_the_backwards_of_an_accumulation_is_not_taken_for_unscaling(tmp_path: Path) -> None:
+    def steps(loop: Loop) -> None:
+        for x in batches(3):
+            loop.backward(x)
+            nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1)
+            loop.backward(x)
+            loop.update()
+
+    (event,) = events_of(Loop(), steps, tmp_path)
+    assert event.kind == "clip_before_unscale"

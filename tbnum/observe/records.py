@@ -196,7 +196,8 @@ class OpenOptimizer:
         self.clipped = False  # a clip was seen
         self.uncertain = False  # gradients changed in a way that `coefficients` does not tell
         self.max_norms: set[float] = set()
-        self.backwards_before = 0  # of the step, when the gradients were unscaled
+        self.backwards_unscaled: int | None = None  # how many there were in the step when gradients were unscaled
+        self.backwards_clipped = 0  # likewise when they were clipped
         self.seen: Gradients | None = None  # the gradients when they were last looked at
         self.found_inf: list[Number] = []
         self.layout: Layout | None = None  # where tensors are spread over ranks: norms are of this rank's part alone

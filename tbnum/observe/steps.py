@@ -51,6 +51,7 @@ from tbnum.observe.transfer import Number, capturing, hold
 
 __all__ = ["StepObserver"]
 
+
 class Mark(NamedTuple):
     """How far the loop was before a backward."""
 
@@ -265,7 +266,7 @@ class StepObserver:
         if name is None or scaler is None or capturing():
             return
         one = self._opened(name)
-        one.backwards_before = len(self._backwards)
+        one.backwards_unscaled = len(self._backwards)
         if self._scale_was_seen and not self._backwards:
             self._sight_once("loss_not_scaled", {"where": users_line()}, name)
         self._loss_scale = _held_scale(scaler)
@@ -299,7 +300,7 @@ class StepObserver:
             return
         if one.stage is Stage.STEPPED:
             self._sight_once("update_missing", {"where": users_line()}, name)
-        elif one.stage is Stage.MEASURED and len(self._backwards) > one.backwards_before:
+        elif one.backwards_unscaled is not None and len(self._backwards) > one.backwards_unscaled:
             # Else the later backward was another optimizer's alone.
             changed = not Gradients.of(optimizer).same_as(one.seen)
             if changed:
@@ -386,7 +387,7 @@ class StepObserver:
             divisor = hold(grad_scale)
             self._loss_scale = divisor
         gradients = Gradients.of(optimizer)
-        if one.stage is Stage.COLLECTING:
+        if one.stage is Stage.COLLECTING or self._was_clipped_too_early(one, gradients):
             self._measure(name, optimizer, gradients, divisor)
         elif self._must_look_again(one, gradients):
             one.after = _measured(gradients.tensors, divisor)
@@ -445,6 +446,8 @@ class StepObserver:
                 if self.scaler is not None:
                     continue  # between step() and update() a clip changes nothing that counts
                 self._close_without_what_came_since()
+            if one is None and self._are_left_over(gradients):
+                continue
             whole = is_all or all(id(its_own[place]) in clipped for place in gradients.places)
             touched[name] = Cover.ALL if whole else Cover.SOME
             self._before_clip(name, optimizer, gradients, max_norm)
@@ -470,6 +473,20 @@ class StepObserver:
             else:
                 one.uncertain = True
         one.clipped = True
+        one.backwards_clipped = len(self._backwards)
+
+    def _are_left_over(self, gradients: Gradients) -> bool:
+        """Under a scaler, before the first backward of a step: gradients of the last step, which carry no scale."""
+        return self.scaler is not None and not self._backwards and (self._scale_was_seen or not gradients.tensors)
+
+    def _was_clipped_too_early(self, one: OpenOptimizer, gradients: Gradients) -> bool:
+        """Without a scaler: a backward came after the clip, which was one of the last step's gradients, say."""
+        return (
+            self.scaler is None
+            and one.clipped
+            and len(self._backwards) > one.backwards_clipped
+            and not gradients.same_as(one.seen)
+        )
 
     @_harmless
     def clip_ended(
