@@ -14,30 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tbnum.observe.seam import Seam
+from tbnum.observe.seam import Place, Seam
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_backward"]
-
-_original: Callable[..., None] = torch.autograd.backward
-
 
 def observe_backward(observer: StepObserver) -> Callable[[], None]:
     """Tell `observer` of every backward in its thread, until the function that is returned is called."""
     return _seam.observe(observer)
 
 
-def _swap_in() -> None:
-    global _original
-    _original = torch.autograd.backward
-    torch.autograd.backward = _seen(_original)
+def _places() -> list[Place]:
+    return [Place(torch.autograd, "backward", _seen)]
 
 
-def _swap_out() -> None:
-    torch.autograd.backward = _original
-
-
-_seam = Seam(_swap_in, _swap_out)
+_seam = Seam(_places)
 
 
 def _seen(original: Callable[..., None]) -> Callable[..., None]:

@@ -13,21 +13,20 @@ import inspect
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad as torch_clip_grad
 
-from tbnum.observe.seam import Seam
+from tbnum.observe.seam import Place, Seam
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_clipping"]
 
 _BY_NORM, _BY_GIVEN_NORM, _BY_VALUE = "clip_grad_norm_", "_clip_grads_with_norm_", "clip_grad_value_"
 
-_swapped: list[tuple[types.CellType, Callable[..., Any]]] = []
 _inside = threading.local()  # a clip by norm calls the clip by a given norm: only the outermost counts
 
 
@@ -36,24 +35,14 @@ def observe_clipping(observer: StepObserver) -> Callable[[], None]:
     return _seam.observe(observer)
 
 
-def _swap_in() -> None:
+def _places() -> Iterator[Place]:
     for name in (_BY_NORM, _BY_GIVEN_NORM, _BY_VALUE):
-        wrapper = getattr(torch_clip_grad, name, None)
-        cells = [] if wrapper is None else list(wrapper.__closure__ or ())
-        for cell in cells:
-            original = cell.cell_contents
-            if callable(original) and getattr(original, "__name__", None) == name:
-                cell.cell_contents = _seen(original, name)
-                _swapped.append((cell, original))
+        for cell in getattr(getattr(torch_clip_grad, name, None), "__closure__", None) or ():
+            if getattr(cell.cell_contents, "__name__", None) == name:
+                yield Place(cell, "cell_contents", functools.partial(_seen, name=name))
 
 
-def _swap_out() -> None:
-    for cell, original in _swapped:
-        cell.cell_contents = original
-    _swapped.clear()
-
-
-_seam = Seam(_swap_in, _swap_out)
+_seam = Seam(_places)
 
 
 def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:

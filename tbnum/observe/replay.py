@@ -298,5 +298,5 @@ def _bad_parameters(models: Mapping[str, nn.Module], module: str | None) -> list
     found = next((each for name, each in named_modules(models, inside_compiled=True) if name == module), None)
     if found is None:
         return []
-    named = list(found.named_parameters(recurse=False)) or list(named_parameters("", found))
+    named: list[tuple[str, torch.Tensor]] = [*found.named_parameters(recurse=False)] or [*named_parameters("", found)]
     return [name for name, parameter in named if not bool(torch.isfinite(parameter.detach()).all())]

@@ -1,23 +1,50 @@
-"""A place in torch where a function of ours stands in for torch's own, as long as somebody observes through it."""
+"""Places in torch where a function of ours stands in for torch's own, as long as somebody observes through it.
+
+Others may put theirs there as well, before us, after us, and take them away in any order. What is not ours is left as
+it is: where another's function calls ours, ours stays beneath it, and does nothing but call torch's, until it comes to
+light again.
+"""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from tbnum.observe.steps import StepObserver
 
-__all__ = ["Seam"]
+__all__ = ["Place", "Seam"]
+
+_Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """The attribute in which torch holds a function. `stand_in(function)` makes ours, which calls that one."""
+
+    holder: Any
+    attribute: str
+    stand_in: Callable[[Any], _Function]
+
+    def read(self) -> _Function:
+        function: _Function = getattr(self.holder, self.attribute)
+        return function
+
+    def write(self, function: _Function) -> None:
+        setattr(self.holder, self.attribute, function)
 
 
 class Seam:
-    """Swaps in with the first observer, and out with the last, which may be freed without a word."""
+    """Swaps in with the first observer, and out with the last, which may be freed without a word.
 
-    def __init__(self, swap_in: Callable[[], None], swap_out: Callable[[], None]) -> None:
-        self._swap_in = swap_in
-        self._swap_out = swap_out
-        self._is_in = False
+    Ours may be there twice, with another's between: the inner is called by the outer then, and is not to count.
+    """
+
+    def __init__(self, places: Callable[[], Iterable[Place]]) -> None:
+        self._places = places
+        self._swapped: list[tuple[Place, _Function, _Function]] = []  # what is ours, and what it calls
         self._observers: weakref.WeakSet[StepObserver] = weakref.WeakSet()
         self._lock = threading.RLock()  # a collection inside of it may free a monitor, whose finalizer comes here
 
@@ -27,9 +54,7 @@ class Seam:
     def observe(self, observer: StepObserver) -> Callable[[], None]:
         """`observer` is among the `observers` until the function that is returned is called."""
         with self._lock:
-            if not self._is_in:
-                self._swap_in()
-                self._is_in = True
+            self._swap_in()
             self._observers.add(observer)
         gone = weakref.finalize(observer, self._leave_if_unused)
         gone.atexit = False
@@ -41,8 +66,21 @@ class Seam:
 
         return release
 
+    def _swap_in(self) -> None:
+        """Where ours is not on top: another may have wrapped it, or, having come before us, put back torch's."""
+        for place in self._places():
+            there = place.read()
+            if not any(there is ours for _, ours, _ in self._swapped):
+                ours = place.stand_in(there)
+                place.write(ours)
+                self._swapped.append((place, ours, there))
+
     def _leave_if_unused(self) -> None:
         with self._lock:
-            if self._is_in and not self.observers():  # their number would count one that is just being freed
-                self._swap_out()
-                self._is_in = False
+            if self.observers():  # their number would count one that is just being freed
+                return
+            for layer in reversed(list(self._swapped)):
+                place, ours, before = layer
+                if place.read() is ours:
+                    place.write(before)
+                    self._swapped.remove(layer)
