@@ -24,15 +24,16 @@ import numpy as np
 import pytest
 from tensorboard.plugins import base_plugin
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
 from tbnum import export
 from tbnum.explain.repeats import setting
-from tbnum.log.schema import Event
+from tbnum.log.schema import Event, step_columns
 from tbnum.log.writer import LogWriter
 from tensorboard_plugin_tbnum import decimate, loader, plugin, runs
 from tensorboard_plugin_tbnum.told import Told
-from tests.recorded import META, START, append, column, open_log, record, skip, tables_of
+from tests.recorded import META, START, append, column, open_log, record, row, skip, tables_of
 from tests.routes import BASE, Panel, unpack
 
 INF, NAN = float("inf"), float("nan")
@@ -615,8 +616,34 @@ def test_binary_answers_stay_as_they_are_and_text_is_compressed_for_who_takes_it
 FUZZ = 10_000 if os.environ.get("TBNUM_FUZZ") else 1_000
 
 
-def test_malformed_requests_get_an_answer_below_500_and_leave_nothing(panel):
+FAR = (0, 1, 2**31, 2**53, 2**62, 2**63 - 1)
+
+
+def strange_runs(folder: Path) -> list[str]:
+    """Runs of every kind, with what no training writes: their names."""
+    log = open_log(folder / "far")
+    for step in FAR:
+        log.append_step(row(log.columns, step))
+    log.write_event(skip(FAR[-1]))
+    log.close()
+    for rank in range(2):
+        log = LogWriter(folder / "ranks", columns=step_columns({"optimizer": 1}), meta={"world_size": 2}, rank=rank)
+        append(log, range(40), VALUES)
+        log.close()
+    for name, steps in (("plain/far", FAR), ("plain/both", (-(2**63), -1, 0, 2**63 - 1))):
+        with SummaryWriter(str(folder / name)) as writer:
+            for step in steps:
+                writer.add_scalar("loss_scale", 4.0, step)
+    (folder / "noise").mkdir()
+    for name, content in (("1700000000000.h.1.tbnum", b""), ("1700000000001.h.1.tbnum", random.Random(2).randbytes(999))):
+        (folder / "noise" / name).write_bytes(content)
+    return ["far", "ranks", "plain/far", "plain/both", "noise"]
+
+
+def test_malformed_requests_get_an_answer_below_500_and_leave_nothing(panel, tmp_path):
     dice = random.Random(0)
+    names = [RUN, *strange_runs(tmp_path)]
+    panel.plugin._runs.scan()
     pieces = [
         *(
             "run",
@@ -659,6 +686,7 @@ def test_malformed_requests_get_an_answer_below_500_and_leave_nothing(panel):
             "99",
             "-1",
             "1e9",
+            "9" * 18,
             "9" * 19,
             "9" * 400,
             "nan",
@@ -684,13 +712,15 @@ def test_malformed_requests_get_an_answer_below_500_and_leave_nothing(panel):
             value = "".join(dice.choice(pieces) for _ in range(dice.randrange(3)))
             pairs.append(f"{name}={value if dice.random() < 0.5 else urllib.parse.quote(value)}")
         if dice.random() < 0.5:
-            pairs.append(f"run={RUN}")
+            pairs.append(f"run={dice.choice(names)}")
+        if dice.random() < 0.3:
+            pairs.append(f"buckets={dice.choice((1, 2, 5))}")
         if dice.random() < 0.3:
             pairs += [
                 "column=grad_norm",
                 "columns=grad_norm",
                 "name=a.weight",
-                f"line={urllib.parse.quote(json.dumps([RUN]))}",
+                f"line={urllib.parse.quote(json.dumps(dice.sample(names, 2)))}",
             ]
         route = dice.choice(routes) + (dice.choice(pieces) if dice.random() < 0.1 else "")
         response = panel.client.get(BASE + urllib.parse.quote(route), query_string="&".join(pairs))

@@ -95,17 +95,17 @@ def same_tensors(meta: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(_tensors_of(meta, name) == _tensors_of(other, name) for name in names)
 
 
-def _tensors_of(meta: Mapping[str, Any], optimizer: str) -> Any:
-    """What tells one set of tensors from another."""
+def _tensors_of(meta: Mapping[str, Any], optimizer: str) -> tuple[Any, ...] | None:
+    """What tells one set of tensors from another; it can be hashed, whatever a log says."""
     layout = (meta.get("layouts") or {}).get(optimizer)
     if layout is not None:
-        return "names", layout.get("names")
+        return "names", str(layout.get("names"))
     described = (meta.get("optimizers") or {}).get(optimizer)
     if not isinstance(described, Mapping):
         return None
     parameters = meta.get("parameters")
     names = tuple(parameters) if isinstance(parameters, Mapping) else None
-    return described.get("parameters"), described.get("shapes"), names
+    return str(described.get("parameters")), str(described.get("shapes")), names
 
 
 def plan_of(optimizer: str, metas: Mapping[int, Mapping[str, Any]]) -> Plan:

@@ -44,6 +44,7 @@ from tbnum.log.schema import (
     Event,
     RowLayout,
     Trailer,
+    check_session,
     column,
     trailer_schema_id,
 )
@@ -74,16 +75,21 @@ class Totals:
 
 def session_metas(folder: str | os.PathLike[str] | RemotePath) -> list[dict[str, Any]]:
     """How each session of a run's lowest rank began, oldest first. From the head of each file: about 0.1 ms a file."""
-    records = [first_record(path, TAG_SESSION, within=_HEAD_BYTES) for path in _list_files(place(folder))[0]]
-    metas = []
-    for record in records:
-        try:
-            meta = None if record is None else json.loads(record.payload)
-        except ValueError:
-            meta = None
-        if isinstance(meta, dict):
-            metas.append(meta)
-    return metas
+    metas = map(_first_meta, _list_files(place(folder))[0])
+    return [meta for meta in metas if meta is not None]
+
+
+def _first_meta(path: Place) -> dict[str, Any] | None:
+    """What a session told of itself when it began; None where it has not yet, or lost it."""
+    record = first_record(path, TAG_SESSION, within=_HEAD_BYTES)
+    if record is None:
+        return None
+    try:
+        meta: dict[str, Any] = json.loads(record.payload)
+        check_session(meta)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return None
+    return meta
 
 
 class Run:
@@ -323,13 +329,9 @@ class Run:
         own = [file.meta for file in chosen]
         for name in (name for names in self._other_ranks.values() for name in names):
             if name not in self._told:
-                record = first_record(self.folder / name, TAG_SESSION, within=_HEAD_BYTES)
-                try:
-                    meta = None if record is None else json.loads(record.payload)
-                except ValueError:
-                    meta = None
-                if not isinstance(meta, dict):
-                    continue  # it has not begun, or lost its head
+                meta = _first_meta(self.folder / name)
+                if meta is None:
+                    continue
                 self._told[name] = meta
             if not any(same_tensors(meta, self._told[name]) for meta in own):
                 return True
@@ -704,6 +706,7 @@ class _SessionFile:
                 "install a newer tbnum to read it"
             )
             return
+        check_session(meta)
         part, first_step = int(meta.pop("part", 0)), meta.get("first_step")
         if part != self._part:
             self._settle()

@@ -254,6 +254,32 @@ class Trailer(NamedTuple):
         return Trailer(*fields)
 
 
+MOST_RANKS = 1 << 20
+
+_OF_SESSION: Mapping[str, tuple[type, ...]] = {
+    "optimizers": (Mapping,),
+    "parameters": (Mapping,),
+    "layouts": (Mapping,),
+    "scaler": (Mapping, type(None)),
+    "numbering": (Mapping,),
+    "start_time": (int, float),
+    "world_size": (int,),
+}
+
+
+def check_session(meta: Mapping[str, Any]) -> None:
+    """ValueError where a session's meta has something else where readers rely on what it is."""
+    for key, types in _OF_SESSION.items():
+        if key in meta and not isinstance(meta[key], types):
+            raise ValueError(f"its {key} is {str(meta[key])[:40]!r}")
+    if not 1 <= meta.get("world_size", 1) <= MOST_RANKS:
+        raise ValueError(f"its world_size is {meta['world_size']}")
+    if not math.isfinite(meta.get("start_time", 0.0)):
+        raise ValueError(f"its start_time is {meta['start_time']}")
+    if not all(isinstance(told, Mapping) for key in ("optimizers", "layouts") for told in meta.get(key, {}).values()):
+        raise ValueError("its optimizers or layouts are no mappings")
+
+
 def trailer_schema_id(data: bytes) -> int:
     """The `schema_id` of a packed trailer whose record is known to be whole; a quarter of the time of `unpack`."""
     magic, schema_id = _TRAILER_HEAD.unpack_from(data)
