@@ -143,6 +143,36 @@ def test_subclasses_of_the_scaler_work_as_they_do_without_tbnum(kind: type, tmp_
     assert [event.kind for event in run.events] == ["skip", "scale_backoff"]
 
 
+def test_a_method_of_the_scaler_that_another_has_wrapped_works_on_when_the_monitor_is_closed(tmp_path: Path) -> None:
+    model = Half()
+    optimizer, scaler, calls = OPTIMIZERS["SGD"](model.parameters()), scaler_for(), []
+    with tbnum.wrap(optimizer, scaler, logdir=tmp_path):
+        kept = scaler.step
+        scaler.step = lambda *args: calls.append(0) or kept(*args)  # type: ignore[method-assign, func-returns-value]
+        train(model, optimizer, scaler, batches(3))
+    train(model, optimizer, scaler, batches(2))
+    assert len(calls) == 5 and len(run_of(tmp_path).steps["step"]) == 3
+
+
+def test_a_class_that_another_gives_the_scaler_is_followed_and_stays(tmp_path: Path) -> None:
+    class Counts(torch.amp.GradScaler):
+        updates = 0
+
+        def update(self, *args: Any) -> None:
+            self.updates += 1
+            super().update(*args)
+
+    model = Half()
+    optimizer, scaler = OPTIMIZERS["SGD"](model.parameters()), scaler_for()
+    with tbnum.wrap(optimizer, scaler, logdir=tmp_path):
+        scaler.__class__ = Counts  # type: ignore[assignment]
+        assert scaler.__class__ is Counts and isinstance(scaler, Counts)
+        train(model, optimizer, scaler, batches(3))
+    assert type(scaler) is Counts
+    train(model, optimizer, scaler, batches(2))
+    assert scaler.updates == 5 and len(run_of(tmp_path).steps["step"]) == 3
+
+
 def test_losses_of_an_optimizer_that_is_not_ours_are_not_ours(tmp_path: Path) -> None:
     ours, others = Half(), Half()
     optimizer, other = OPTIMIZERS["SGD"](ours.parameters()), OPTIMIZERS["SGD"](others.parameters())

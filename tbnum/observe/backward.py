@@ -19,6 +19,7 @@ from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_backward"]
 
+
 def observe_backward(observer: StepObserver) -> Callable[[], None]:
     """Tell `observer` of every backward in its thread, until the function that is returned is called."""
     return _seam.observe(observer)

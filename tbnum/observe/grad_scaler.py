@@ -2,6 +2,8 @@
 
 The class of the scaler is swapped for a subclass that tells the observer and then does what the scaler does. The
 object stays the same object; `__class__` and pickles tell of the original class, and nothing is put on the instance.
+A class that another sets meanwhile is followed as well, and is there afterwards; methods of ours that another has kept
+do then what the scaler's own do.
 """
 
 from __future__ import annotations
@@ -25,13 +27,12 @@ _subclasses: weakref.WeakValueDictionary[type, type] = weakref.WeakValueDictiona
 
 def observe_scaler(scaler: torch.amp.GradScaler, observer: StepObserver) -> Callable[[], None]:
     """Tell `observer` of every call on `scaler`, until the function that is returned is called, or it is freed."""
-    base = getattr(type(scaler), "_observed_base", type(scaler))
     key = id(scaler)
     _observers[key] = weakref.ref(observer)
-    _CLASS.__set__(scaler, _observed(base))
+    _set_class(scaler, type(scaler))
     ends: list[weakref.finalize[..., Any]] = [
-        weakref.finalize(scaler, _forget, key, None, base),
-        weakref.finalize(observer, _forget, key, weakref.ref(scaler), base),
+        weakref.finalize(scaler, _forget, key, None),
+        weakref.finalize(observer, _forget, key, weakref.ref(scaler)),
     ]
     for end in ends:
         end.atexit = False
@@ -43,11 +44,28 @@ def observe_scaler(scaler: torch.amp.GradScaler, observer: StepObserver) -> Call
     return release
 
 
-def _forget(key: int, ref: weakref.ref[torch.amp.GradScaler] | None, base: type) -> None:
+def _forget(key: int, ref: weakref.ref[torch.amp.GradScaler] | None) -> None:
     _observers.pop(key, None)
     scaler = None if ref is None else ref()
     if scaler is not None:
-        _CLASS.__set__(scaler, base)
+        _CLASS.__set__(scaler, _told_class(scaler))
+
+
+def _told_class(scaler: Any) -> type:
+    """The class that the scaler has without us."""
+    there = type(scaler)
+    base: type = vars(there).get("_observed_base", there)  # its own: another may have derived a class from ours
+    return base
+
+
+def _set_class(scaler: Any, told: type) -> None:
+    _CLASS.__set__(scaler, told if issubclass(told, _Observed) else _observed(told))
+
+
+def _its_own(scaler: Any, method: str) -> Any:
+    if issubclass(type(scaler), _Observed):
+        return getattr(super(_Observed, scaler), method)
+    return getattr(type(scaler), method).__get__(scaler)  # observed no more, and somebody has kept our method
 
 
 @torch.compiler.disable  # where a whole step is compiled, this is no part of it
@@ -61,7 +79,11 @@ def _tell(scaler: Any, what: str, *args: Any) -> Any:
 def _observed(base: type) -> type:
     subclass = _subclasses.get(base)
     if subclass is None:
-        looks_like = {"__module__": base.__module__, "__doc__": base.__doc__, "__class__": property(lambda self: base)}
+        looks_like = {
+            "__module__": base.__module__,
+            "__doc__": base.__doc__,
+            "__class__": property(_told_class, _set_class),
+        }
         # torch.compile leaves the methods of torch's own scaler uncompiled, and so it is to be with these; what they
         # call (an optimizer's step) it compiles all the same.
         methods = {name: torch.compiler.disable(getattr(_Observed, name), recursive=False) for name in _OBSERVED}
@@ -76,14 +98,12 @@ class _Observed:
     Arguments are passed on as they come: a subclass may take others than torch's scaler does.
     """
 
-    _observed_base: type
-
     def __init_subclass__(cls, **arguments: Any) -> None:
         """What a scaler's class asks of its subclasses is not asked of this one."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As the scaler's own, of the scaler's own class."""
-        ours, base = type(self), self._observed_base
+        ours, base = type(self), _told_class(self)
         reduced = super().__reduce_ex__(protocol)
         if not isinstance(reduced, tuple):
             return reduced
@@ -91,7 +111,7 @@ class _Observed:
         return base if make is ours else make, tuple(base if each is ours else each for each in arguments), *rest
 
     def scale(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        scale = super().scale  # type: ignore[misc]
+        scale = _its_own(self, "scale")
         if isinstance(outputs, (Tensor, list, tuple)) or not isinstance(outputs, Iterable):
             scaled = scale(outputs, *args, **kwargs)
             _follow_all(self, outputs, scaled)
@@ -112,7 +132,7 @@ class _Observed:
 
     def unscale_(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         try:
-            result = super().unscale_(optimizer, *args, **kwargs)  # type: ignore[misc]
+            result = _its_own(self, "unscale_")(optimizer, *args, **kwargs)
         except ValueError:
             _tell(self, "unscale_refused", optimizer)
             raise
@@ -123,7 +143,7 @@ class _Observed:
         _tell(self, "scaler_step_begins", optimizer)
         failed = True
         try:
-            result = super().step(optimizer, *args, **kwargs)  # type: ignore[misc]
+            result = _its_own(self, "step")(optimizer, *args, **kwargs)
             failed = False
             return result
         finally:
@@ -131,7 +151,7 @@ class _Observed:
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         before = _tell(self, "update_begins", args[0] if args else kwargs.get("new_scale"))
-        result = super().update(*args, **kwargs)  # type: ignore[misc]
+        result = _its_own(self, "update")(*args, **kwargs)
         if before is not None:
             _tell(self, "update_ended", before)
         return result
