@@ -7,6 +7,7 @@ pass gives both.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -17,7 +18,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from tbnum.measure.chunks import stored
 
-__all__ = ["TensorNorms", "combine", "norms_of"]
+__all__ = ["Taken", "TensorNorms", "combine", "norms_of"]
 
 # torch reduces a large CPU tensor in float32 with too few partial sums: the 2-norm is off by 6e-5 at 3 M
 # elements and by 3e-3 at 38 M. Rows of 65,536 elements first, then the norm of their norms, give 2e-7.
@@ -43,6 +44,29 @@ class TensorNorms:
     def nonfinite(self) -> Tensor:
         """How many of the norms are NaN or inf, 0-dim, on the device."""
         return (~torch.isfinite(self.norms)).sum()
+
+
+@dataclass(frozen=True)
+class Taken:
+    """2-norms that torch took for its own ends: `norms` (P,) by `torch._foreach_norm`, of `tensors` in their order."""
+
+    tensors: list[Tensor]
+    norms: Tensor
+
+    def of(self, tensors: Sequence[Tensor]) -> TensorNorms | None:
+        """Where they are of these tensors, and what `norms_of` would give of them. No pass, no kernel."""
+        if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):
+            return None
+        first = self.tensors[0]
+        if type(self.norms) is not Tensor or self.norms.shape != (len(tensors),):
+            return None
+        if first.dtype not in (torch.float32, torch.float64):  # torch gives the norm of a narrower type in that type
+            return None
+        if any(tensor.layout is not torch.strided for tensor in self.tensors):
+            return None
+        if first.is_cpu and max(map(torch.numel, self.tensors)) > _CHUNK_ABOVE:
+            return None
+        return TensorNorms(range(len(self.tensors)), self.norms, in_order=True)
 
 
 @torch.no_grad()

@@ -20,14 +20,46 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad as torch_clip_grad
 
+from tbnum.measure.norms import Taken
 from tbnum.observe.seam import Place, Seam
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_clipping"]
 
 _BY_NORM, _BY_GIVEN_NORM, _BY_VALUE = "clip_grad_norm_", "_clip_grads_with_norm_", "clip_grad_value_"
+_TOTAL_NORM = "_get_total_norm"
 
-_inside = threading.local()  # a clip by norm calls the clip by a given norm: only the outermost counts
+
+class _Clip:
+    """A clip that is under way in a thread: what it calls on its way is a part of it."""
+
+    def __init__(self, parameters: list[Tensor], max_norm: float | None, *, is_2_norm: bool) -> None:
+        self.parameters = parameters
+        self.max_norm = max_norm
+        self.is_2_norm = is_2_norm
+        self.groups: list[list[Tensor]] = []  # gradients of one device and type each, whose norms were taken
+        self.taken: Taken | None = None
+        self.touched: list[tuple[StepObserver, Any]] | None = None  # None until it has begun
+
+    def begins(self) -> None:
+        """The gradients are about to be multiplied."""
+        if self.touched is None:
+            self.touched = [
+                (observer, observer.clip_begins(self.parameters, self.max_norm, self.taken) or {})
+                for observer in _seam.observers()
+            ]
+
+    def ended(self, total_norm: Any) -> None:
+        known = total_norm if isinstance(total_norm, Tensor) else None
+        for observer, names in self.touched or ():
+            observer.clip_ended(names, self.max_norm, known, is_2_norm=self.is_2_norm)
+
+
+class _Thread(threading.local):
+    clip: _Clip | None = None
+
+
+_thread = _Thread()
 
 
 def observe_clipping(observer: StepObserver) -> Callable[[], None]:
@@ -36,10 +68,11 @@ def observe_clipping(observer: StepObserver) -> Callable[[], None]:
 
 
 def _places() -> Iterator[Place]:
-    for name in (_BY_NORM, _BY_GIVEN_NORM, _BY_VALUE):
+    for name in (_BY_NORM, _BY_GIVEN_NORM, _BY_VALUE, _TOTAL_NORM):
+        stand_in = _noting_norms if name == _TOTAL_NORM else functools.partial(_seen, name=name)
         for cell in getattr(getattr(torch_clip_grad, name, None), "__closure__", None) or ():
             if getattr(cell.cell_contents, "__name__", None) == name:
-                yield Place(cell, "cell_contents", functools.partial(_seen, name=name))
+                yield Place(cell, "cell_contents", stand_in)
 
 
 _seam = Seam(_places)
@@ -47,10 +80,16 @@ _seam = Seam(_places)
 
 def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     signature = inspect.signature(original)
+    # torch before 2.6 does all in one function: there a clip has begun before it takes a norm.
+    called = getattr(getattr(original, "__code__", None), "co_names", ())
+    takes_norms_first = {_TOTAL_NORM, _BY_GIVEN_NORM} <= set(called)
 
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or getattr(_inside, "clip", False):
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        if _thread.clip is not None:  # a clip by norm calls the clip by a given norm: only the outermost counts
+            _thread.clip.begins()
             return original(*args, **kwargs)
         try:
             bound = signature.bind(*args, **kwargs)
@@ -61,20 +100,63 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         if not parameters:
             return _without_parameters(original, args, kwargs)
         bound.arguments["parameters"] = parameters
-        touched = [(observer, observer.clip_begins(parameters, max_norm) or {}) for observer in _seam.observers()]
-        _inside.clip = True
+        is_2_norm = name == _BY_NORM and bound.arguments.get("norm_type", 2.0) == 2
+        clip = _Clip(parameters, max_norm, is_2_norm=is_2_norm)
+        if not takes_norms_first:
+            clip.begins()
+        _thread.clip = clip
         try:
             result = original(*bound.args, **bound.kwargs)
+        except BaseException:
+            clip.begins()  # a norm that is not finite can be refused (`error_if_nonfinite`): see what was to be clipped
+            raise
         finally:
-            _inside.clip = False
-        total_norm = bound.arguments["total_norm"] if name == _BY_GIVEN_NORM else result
-        is_2_norm = name == _BY_NORM and bound.arguments.get("norm_type", 2.0) == 2
-        for observer, names in touched:
-            known = total_norm if isinstance(total_norm, Tensor) else None
-            observer.clip_ended(names, max_norm, known, is_2_norm=is_2_norm)
+            _thread.clip = None
+        clip.ended(bound.arguments["total_norm"] if name == _BY_GIVEN_NORM else result)
         return result
 
     return clip
+
+
+def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's `_get_total_norm`, and what it takes on its way to a 2-norm is noted in the clip that asks for it.
+
+    The norm of each gradient, before clipping, is just what a record needs: a pass over all of them is saved. The code
+    that runs is torch's own. Where it takes the norms in another way than is known here, nothing is noted.
+    """
+    if not isinstance(original, types.FunctionType):  # somebody else's, in torch's place
+        return original
+    of_torch = {**original.__globals__, "torch": _TorchNotingNorms()}
+    watched = types.FunctionType(original.__code__, of_torch, None, original.__defaults__, original.__closure__)
+    watched.__kwdefaults__ = original.__kwdefaults__
+
+    @functools.wraps(original)
+    def total_norm(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or _thread.clip is None or not _thread.clip.is_2_norm:
+            return original(*args, **kwargs)
+        return watched(*args, **kwargs)
+
+    return total_norm
+
+
+class _TorchNotingNorms:
+    """Stands for the module `torch` in `_get_total_norm`, while a clip is under way."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def _foreach_norm(self, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Called once for each device and type."""
+        if _thread.clip is not None:
+            _thread.clip.groups.append(tensors)
+        return torch._foreach_norm(tensors, *args, **kwargs)
+
+    def stack(self, norms: list[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Called once, with the norms of all tensors."""
+        stacked = torch.stack(norms, *args, **kwargs)
+        if _thread.clip is not None and len(_thread.clip.groups) == 1:
+            _thread.clip.taken = Taken(_thread.clip.groups[0], stacked)
+        return stacked
 
 
 def _as_list(parameters: Any) -> list[Tensor]:

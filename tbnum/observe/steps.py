@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tbnum.measure.change import changes_of, copies_of
 from tbnum.measure.chunks import stored
-from tbnum.measure.norms import norms_of
+from tbnum.measure.norms import Taken, norms_of
 from tbnum.measure.statistics import statistics_of
 from tbnum.observe.caller import users_line, warn
 from tbnum.observe.gradients import Before, Gradients, carries_scale, dtypes_behind, local, parameters_of
@@ -419,8 +419,10 @@ class StepObserver:
     # -- clipping ----------------------------------------------------------------------------------------------
 
     @_harmless
-    def clip_begins(self, parameters: Sequence[Tensor], max_norm: float | None) -> dict[str, Cover]:
-        """Before gradients are clipped, by norm or (`max_norm` None) by value.
+    def clip_begins(
+        self, parameters: Sequence[Tensor], max_norm: float | None, taken: Taken | None = None
+    ) -> dict[str, Cover]:
+        """Before gradients are clipped, by norm or (`max_norm` None) by value. `taken` are their norms as they are now.
 
         Returns the names of the optimizers that the clip touches, and what of their gradients it covers; to be given
         to `clip_ended`.
@@ -450,13 +452,18 @@ class StepObserver:
                 continue
             whole = is_all or all(id(its_own[place]) in clipped for place in gradients.places)
             touched[name] = Cover.ALL if whole else Cover.SOME
-            self._before_clip(name, optimizer, gradients, max_norm)
+            self._before_clip(name, optimizer, gradients, max_norm, taken)
             if whole and self._open[name].layout is not None and clipped.issubset(map(id, its_own)):
                 touched[name] = Cover.ALL_AND_NO_OTHERS
         return touched
 
     def _before_clip(
-        self, name: str, optimizer: torch.optim.Optimizer, gradients: Gradients, max_norm: float | None
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        gradients: Gradients,
+        max_norm: float | None,
+        taken: Taken | None,
     ) -> None:
         one = self._opened(name)
         scaler = self.scaler
@@ -469,7 +476,7 @@ class StepObserver:
                 self._sight_once("clip_before_unscale", where, name)
             if one.stage is Stage.COLLECTING or scaler is None:
                 # Without a scaler a later backward may have added to them.
-                self._measure(name, optimizer, gradients, divisor)
+                self._measure(name, optimizer, gradients, divisor, taken)
             else:
                 one.uncertain = True
         one.clipped = True
@@ -601,12 +608,19 @@ class StepObserver:
 
     # -- measuring ---------------------------------------------------------------------------------------------
 
-    def _measure(self, name: str, optimizer: torch.optim.Optimizer, gradients: Gradients, divisor: Number) -> None:
+    def _measure(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        gradients: Gradients,
+        divisor: Number,
+        taken: Taken | None = None,
+    ) -> None:
         """The norms of the gradients as they are now, before clipping; forgets an earlier measurement."""
         one, interval_is_over = self._opened(name), self.next_step % self._tensor_interval == 0
         one.parameters, one.places, one.seen = gradients.parameters, gradients.places, gradients
         one.layout = self._layouts.of(name, optimizer, gradients, look_again=interval_is_over)
-        one.before = _measured(gradients.tensors, divisor)
+        one.before = _measured(gradients.tensors, divisor, taken)
         one.coefficients, one.max_norms = [], set()
         one.clipped = one.uncertain = one.clip_is_derived = False
         one.stage = Stage.MEASURED
@@ -686,10 +700,11 @@ class StepObserver:
         return name if len(self._optimizers) > 1 else None
 
 
-def _measured(gradients: list[Tensor], divisor: Number) -> Measurement:
-    """One pass over the gradients, and two small kernels a device."""
-    gradients = local(gradients)
-    norms = norms_of(gradients)
+def _measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = None) -> Measurement:
+    """One pass over the gradients, where torch has not just taken it, and two small kernels a device."""
+    by_torch = None if taken is None else taken.of(gradients)
+    gradients = local(gradients) if by_torch is None else gradients
+    norms = norms_of(gradients) if by_torch is None else [by_torch]
     totals: list[Number] = []
     nonfinite: list[Number] = []
     for each in norms:
