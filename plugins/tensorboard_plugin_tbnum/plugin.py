@@ -52,13 +52,14 @@ logger = logging.getLogger("tensorboard")
 STATIC = Path(__file__).parent / "static"
 ENTRY = "index.js"
 VENDOR = "vendor/uPlot.esm.js"
-# The panel's entry point where the panel is missing.
+# In place of the entry point where there is none: TensorBoard would show an empty tab.
 NOT_BUILT = """\
 export function render() {
+  document.documentElement.lang = "en";
   document.documentElement.style.colorScheme = "light dark";
   document.body.style.cssText = "margin: 24px; font: 15px/1.5 system-ui, sans-serif; white-space: pre-line";
   document.body.setAttribute("role", "alert");
-  document.body.textContent = "The Numerics panel is not built.\\n\\n" + REASON;
+  document.body.textContent = "The panel's front end is not built\\n\\n" + REASON;
 }
 """
 MIMETYPES = {
@@ -343,7 +344,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
         file = static_files().get(name)
         if file is not None:
             body = file.read_bytes()
-        elif name == ENTRY:  # TensorBoard would show an empty tab
+        elif name == ENTRY:
             body = NOT_BUILT.replace("REASON", json.dumps(frontend_state())).encode()
         else:
             raise NotFound(f"the panel has no file {name!r}")

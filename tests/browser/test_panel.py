@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route, expect
 
+from tensorboard_plugin_tbnum import plugin
 from tests import panel_files
 from tests.browser import training
 from tests.browser.conftest import Panel, TensorBoard
@@ -622,6 +623,11 @@ def test_a_front_end_that_was_not_built_says_how_to_build_it(shared: TensorBoard
     panel.open()
     expect(panel.frame.locator(".notice")).to_contain_text("make frontend")
     expect(panel.frame.locator(".notice")).to_contain_text("pip install .")
+
+    without = look(shared)
+    entry = plugin.NOT_BUILT.replace("REASON", '"missing: index.js. Run `make frontend`"')
+    without.page.route("**/static/index.js", lambda route: route.fulfill(content_type="text/javascript", body=entry))
+    expect(without.open().frame.get_by_role("alert")).to_contain_text("Run `make frontend`")
 
 
 def missing(route: Route) -> None:
