@@ -189,6 +189,14 @@ def test_a_gradient_that_is_not_reduced_yet_leaves_the_norm_unknown_and_says_why
     np.testing.assert_allclose(run.steps["param_norm"], four["by_hand"].steps["param_norm"])
     (problem,) = run.problems
     assert "gradient rows" in problem and "Partial" in problem
+    others = [name for name in ranks.SHAPES if name != "rows"]
+    for column in ("grad_norm", "absmax", "param_norm"):
+        (_, names, values), (_, _, expected) = run.tensors[column], four["by_hand"].tensors[column]
+        known = [names.index(name) for name in others]
+        np.testing.assert_allclose(values[:, known], expected[:, known], rtol=1e-6, err_msg=column)
+        assert np.isnan(values[:, names.index("rows")]).all() == (column != "param_norm")
+    assert run.histograms["gradient"].at(0).names == tuple(others)  # and not that of all together
+    assert run.histograms["parameter"].at(0).names == four["by_hand"].histograms["parameter"].at(0).names
 
 
 def test_no_collective_is_added(four: dict[str, Run]) -> None:

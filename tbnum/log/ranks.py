@@ -53,7 +53,8 @@ class RanksSession(NamedTuple):
 
 class Plan(NamedTuple):
     """Which ranks' shares make an optimizer's norms. Each entry of `gradients` and `parameters` is the ranks that
-    together hold one set of tensors; different entries hold different tensors."""
+    together hold one set of tensors; different entries hold different tensors. With a problem they tell of those
+    tensors alone whose parts are known."""
 
     gradients: Sequence[tuple[int, ...]] = ()
     parameters: Sequence[tuple[int, ...]] = ()
@@ -120,16 +121,23 @@ def plan_of(optimizer: str, metas: Mapping[int, Mapping[str, Any]]) -> Plan:
 def _sets(
     optimizer: str, metas: Mapping[int, Mapping[str, Any]], layouts: Mapping[int, Any], of: str
 ) -> tuple[list[tuple[int, ...]], str | None]:
+    unknown = next((layout[of]["unknown"] for layout in layouts.values() if layout and "unknown" in layout[of]), None)
+    chosen, problem = _known_sets(optimizer, metas, layouts, of)
+    if unknown is not None:
+        what = "gradient" if of == "gradients" else "parameter"
+        problem = f"of the {what} {unknown['tensor']}: {unknown['why']}"
+    return chosen, problem
+
+
+def _known_sets(
+    optimizer: str, metas: Mapping[int, Mapping[str, Any]], layouts: Mapping[int, Any], of: str
+) -> tuple[list[tuple[int, ...]], str | None]:
     sets: dict[Any, list[tuple[int, ...]]] = {}  # by their tensors: the groups of ranks that hold them
     for rank, meta in metas.items():
         layout = layouts[rank]
         held_by: tuple[int, ...] = (rank,)
         if layout is not None:
             parts = layout[of]
-            if "unknown" in parts:
-                unknown = parts["unknown"]
-                what = "gradient" if of == "gradients" else "parameter"
-                return [], f"of the {what} {unknown['tensor']}: {unknown['why']}"
             if "1" not in parts["owned"]:
                 sets.setdefault(_tensors_of(meta, optimizer), [])
                 continue  # its parts are copies of another rank's
@@ -149,11 +157,15 @@ def _sets(
         incomplete = _incomplete([layouts[rank] for rank in chosen[-1] if layouts[rank] is not None], of)
         if incomplete:
             return [], incomplete
-    return chosen, _not_disjoint(chosen, metas)
+    ambiguous = _not_disjoint(chosen, metas)
+    return ([], ambiguous) if ambiguous else (chosen, None)
 
 
 def _incomplete(layouts: Sequence[Mapping[str, Any]], of: str) -> str | None:
-    """Why the parts of one set of tensors are not the whole: every element has to be on one rank that counts."""
+    """Why the parts of one set of tensors are not the whole: every element has to be on one rank that counts.
+
+    Unless none of a tensor does, and a rank said that there are such whose parts are not known.
+    """
     if not layouts or len({len(layout["of_whole"]) for layout in layouts}) > 1:
         return None
     of_whole = np.array(layouts[0]["of_whole"], np.int64)
@@ -161,7 +173,8 @@ def _incomplete(layouts: Sequence[Mapping[str, Any]], of: str) -> str | None:
     for layout in layouts:
         owned = np.frombuffer(layout[of]["owned"].encode(), np.uint8) == ord("1")
         counted += np.where(owned, layout["elements"], 0)
-    wrong = np.flatnonzero((counted != of_whole) & (of_whole > 0))
+    may_be_unknown = any("unknown" in layout[of] for layout in layouts)
+    wrong = np.flatnonzero((counted != of_whole) & (of_whole > 0) & ((counted > 0) | (not may_be_unknown)))
     if not len(wrong):
         return None
     at = int(wrong[0])

@@ -47,8 +47,7 @@ class _Owned:
             for optimizer, plan in self._plans.items():
                 of_parameters = kind == "parameters"
                 ranks = plan.parameters if of_parameters else plan.gradients
-                problem = plan.parameters_problem if of_parameters else plan.problem
-                counts = problem is None and any(rank in each for each in ranks)
+                counts = any(rank in each for each in ranks)
                 names, layout = self._names(rank, optimizer), self._layouts[rank].get(optimizer)
                 if layout is None:
                     found |= {name: (counts, 1) for name in names}
@@ -56,6 +55,12 @@ class _Owned:
                     owned, elements = layout[kind]["owned"], layout["elements"]
                     found |= {name: (counts and owned[at] == "1", int(elements[at])) for at, name in enumerate(names)}
         return self._known[rank, kind]
+
+    def knows_all(self, column: str) -> bool:
+        """Whether what is counted is every tensor."""
+        if column in _OF_PARAMETERS:
+            return all(plan.parameters_problem is None for plan in self._plans.values())
+        return all(plan.problem is None for plan in self._plans.values())
 
     def _names(self, rank: int, optimizer: str) -> tuple[str, ...]:
         """As its tables have them, or those of a rank with the same tensors: a part without a table is no zero."""
@@ -243,7 +248,8 @@ class _RankSeries(HistogramSeries):
                 if series is not None and (series.steps == step).any()
             }
             if tables:
-                return _added(tables, {rank: owned.of(rank, column) for rank in by_rank})
+                counted = {rank: owned.of(rank, column) for rank in by_rank}
+                return _added(tables, counted, with_whole_model=owned.knows_all(column))
         raise KeyError(f"no histograms of the {self.source} at step {step}")
 
     def read(
@@ -261,14 +267,19 @@ class _RankSeries(HistogramSeries):
         return np.array(steps, np.int64), np.array(counts, np.int64).reshape(-1, BINS)
 
 
-def _added(tables: Mapping[int, HistogramTable], owned: Mapping[int, Mapping[str, tuple[bool, int]]]) -> HistogramTable:
+def _added(
+    tables: Mapping[int, HistogramTable],
+    owned: Mapping[int, Mapping[str, tuple[bool, int]]],
+    *,
+    with_whole_model: bool,
+) -> HistogramTable:
     """One table of all ranks' counts. A tensor of which a rank's part is missing is left out."""
     parameters = {name for each in owned.values() for name in each}
     lowest = min(owned)
 
     def counts(rank: int, name: str) -> bool:
         if name.split("/")[-1] == WHOLE_MODEL:  # what does not count is not in it
-            return any(counts for counts, elements in owned[rank].values() if elements)
+            return with_whole_model and any(counts for counts, elements in owned[rank].values() if elements)
         if name not in parameters:
             return rank == lowest
         counts, elements = owned[rank].get(name, (False, 0))
