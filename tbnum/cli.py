@@ -24,6 +24,7 @@ import numpy as np
 from tbnum import export, report_page
 from tbnum._version import __version__
 from tbnum.explain import Finding, explain_run
+from tbnum.explain.finding import OF_THE_RUN, steps_of
 from tbnum.explain.findings import skipped_steps
 from tbnum.explain.record import attempts, is_plain
 from tbnum.explain.summary import step_count, worth_reading
@@ -294,12 +295,12 @@ def _check(arguments: argparse.Namespace) -> int:
         total, skipped = step_count(report.record), skipped_steps(report.record)
         found = [finding for finding in report.findings if SEVERITIES.index(finding.severity) >= grave]
         if total == 0:
-            found.append(Finding("no_steps", "error", "No steps were recorded", "The log holds no step.", _NO_STEPS))
+            found.append(_NO_STEPS)
         if arguments.max_skip_rate is not None and total:
             if skipped is None:
                 found.append(_SKIPS_UNKNOWN)
             elif skipped / attempts(report.record) > arguments.max_skip_rate:
-                found.append(_skip_rate_finding(skipped, attempts(report.record), arguments.max_skip_rate))
+                found.append(_skip_rate_finding(report, skipped, arguments.max_skip_rate))
         results.append(
             {
                 "run": name,
@@ -336,7 +337,14 @@ def _grave(fail_on: str | None, max_severity: str | None) -> int:
     return from_fail_on if from_fail_on is not None else from_max or 0
 
 
-_NO_STEPS = "Check that the training loop steps the wrapped optimizer, and that the run got that far."
+_NO_STEPS = Finding(
+    "no_steps",
+    "error",
+    "No steps were recorded",
+    "The log holds no step.",
+    "Check that the training loop steps the wrapped optimizer, and that the run got that far.",
+    OF_THE_RUN,
+)
 
 
 _SKIPS_UNKNOWN = Finding(
@@ -345,14 +353,16 @@ _SKIPS_UNKNOWN = Finding(
     "The share of skipped steps is unknown",
     "The run was read from plain TensorBoard scalars, and none of them is a loss scale.",
     "Log the loss scale, or give its tag with --map loss_scale=TAG; or check without --max-skip-rate.",
+    OF_THE_RUN,
 )
 
 
-def _skip_rate_finding(skipped: int, total: int, allowed: float) -> Finding:
+def _skip_rate_finding(report: Report, skipped: int, allowed: float) -> Finding:
+    total = attempts(report.record)
     evidence = f"{skipped:,} of {total:,} steps ({share_text(skipped, total)}), allowed are {100 * allowed:g} %."
-    return Finding(
-        "max_skip_rate", "error", "Too many steps were skipped", evidence, "Read tbnum report for the causes."
-    )
+    steps = steps_of(event.step for event in report.events if event.kind == "skip")
+    remedy = "Read tbnum report for the causes."
+    return Finding("max_skip_rate", "error", "Too many steps were skipped", evidence, remedy, steps)
 
 
 def _print_check(results: Sequence[Mapping[str, Any]], alone: Mapping[str, int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import tbnum
 from tbnum.explain import Finding, findings
 from tbnum.explain import thresholds as limits
+from tbnum.explain.finding import STEPS_TOLD, steps_of
 from tbnum.explain.messages import SEVERITY
 from tbnum.log.schema import Event
 from tbnum.log.tensors import HistogramTable, TensorTable
@@ -26,7 +28,23 @@ NAN = math.nan
 
 
 def by_rule(found: Sequence[Finding]) -> dict[str, Finding]:
+    """The findings by their names; each of them gives the steps that it names, for whoever wants to look there."""
+    for finding in found:
+        assert list(finding.steps) == sorted(set(finding.steps)) and len(finding.steps) <= STEPS_TOLD
+        itself = finding.evidence.partition("Before it:")[0]
+        named = {int(text.replace(",", "")) for text in re.findall(r"\bat step (\d[\d,]*)", itself)}
+        assert named <= set(finding.steps) or len(finding.steps) == STEPS_TOLD, finding
     return {finding.rule: finding for finding in found}
+
+
+def test_the_steps_of_a_finding_are_the_first_hundred_in_order_each_once():
+    assert steps_of([7, 3, 7]) == (3, 7) and steps_of([]) == ()
+    assert steps_of(np.arange(1000)) == tuple(range(100))
+
+
+def test_a_rule_cannot_forget_the_steps():
+    with pytest.raises(TypeError, match="steps"):
+        Finding("rule", "info", "Title", "Evidence.", "Remedy.")
 
 
 # -- from columns ------------------------------------------------------------------------------------------------------

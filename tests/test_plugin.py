@@ -402,7 +402,7 @@ def test_findings_say_what_to_act_on_and_where_to_look(panel, tmp_path):
     panel.plugin._runs.scan()
     answer = panel.json("findings", run="ill")
     rules = {finding["rule"]: finding for finding in answer["findings"]}
-    assert rules["skip_rate"]["steps"] == [50, 60, 99] and "nonfinite_loss" in rules
+    assert rules["skip_rate"]["steps"] == [50, 60, 99] == rules["nonfinite_loss"]["steps"]
     for finding in answer["findings"]:
         assert set(finding) == {"rule", "severity", "title", "evidence", "remedy", "steps"}
     order = [("error", "warning", "info").index(finding["severity"]) for finding in answer["findings"]]
@@ -635,8 +635,8 @@ def strange_runs(folder: Path) -> list[str]:
             for step in steps:
                 writer.add_scalar("loss_scale", 4.0, step)
     (folder / "noise").mkdir()
-    for name, content in (("1700000000000.h.1.tbnum", b""), ("1700000000001.h.1.tbnum", random.Random(2).randbytes(999))):
-        (folder / "noise" / name).write_bytes(content)
+    (folder / "noise" / "1700000000000.h.1.tbnum").write_bytes(b"")
+    (folder / "noise" / "1700000000001.h.1.tbnum").write_bytes(random.Random(2).randbytes(999))
     return ["far", "ranks", "plain/far", "plain/both", "noise"]
 
 
@@ -752,9 +752,9 @@ def test_damaged_logs_are_answered_with_what_is_sound(tmp_path, monkeypatch):
     panel = Panel(tmp_path / "damaged")
     rows = panel.json("runs")["runs"]
     assert len(rows) == 40
-    for row in rows:
+    for name in [each["run"] for each in rows]:
         for route, query in QUESTIONS[1:]:
-            assert panel.get(route, **{**query, "run": row["run"]}).status_code in (200, 404)
+            assert panel.get(route, **{**query, "run": name}).status_code in (200, 404)
     line = json.dumps([row["run"] for row in rows])
     for x in ("step", "time", "updates"):
         panel.binary("overlay", line=line, columns="loss,skipped,headroom/float16", x=x, buckets=20)

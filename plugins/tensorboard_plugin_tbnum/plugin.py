@@ -23,7 +23,7 @@ from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
 from tbnum import export
-from tbnum.explain import Finding, explain_run, findings
+from tbnum.explain import explain_run, findings
 from tbnum.log.reader import Totals
 from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL, Event
 from tbnum.log.tags import checked_mapping
@@ -76,7 +76,6 @@ MIMETYPES = {
 DEFAULT_BUCKETS = 2048
 MAX_BUCKETS = 1 << 20
 MAX_OVERLAID = 256
-MAX_FINDING_STEPS = 100
 KEPT_BYTES = 16 << 20
 
 NO_SETTINGS = {
@@ -497,18 +496,8 @@ def step_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:
 def findings_impl(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "version": snapshot.events_version,
-        "findings": [
-            {**dataclasses.asdict(finding), "steps": _steps_of(finding, snapshot.events)}
-            for finding in snapshot.findings
-        ],
+        "findings": [dataclasses.asdict(finding) for finding in snapshot.findings],
     }
-
-
-def _steps_of(finding: Finding, events: Sequence[Event]) -> list[int]:
-    """Where to look for what a finding tells: steps of events of its kind or cause, the first MAX_FINDING_STEPS."""
-    rules = {"skip_rate": "skip"}.get(finding.rule, finding.rule)
-    steps = [event.step for event in events if rules in (event.kind, event.cause)]
-    return list(dict.fromkeys(steps))[:MAX_FINDING_STEPS]
 
 
 def settings_impl(sessions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.explain.finding import Finding
+from tbnum.explain.finding import OF_THE_RUN, Finding
 from tbnum.explain.repeats import seed_of, setting
 from tbnum.log.files import Place, RemotePath, is_url
 from tbnum.log.logdir import find_runs
@@ -388,7 +388,7 @@ class RunTable:
             # As with the events: what a rule stumbles over is told, and hides nothing else.
             logger.exception("tbnum: the findings of run %r failed", told.record.name)
             reason = f"{type(error).__name__}: {error}"
-            found = (Finding("findings_failed", "warning", "The findings of this run failed", reason, ""),)
+            found = (Finding("findings_failed", "warning", "The findings of this run failed", reason, "", OF_THE_RUN),)
         return replace(told, findings=found, until=max(told.until, _stands_until(started)))
 
     def scan(self) -> None:

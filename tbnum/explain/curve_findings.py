@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tbnum.explain.finding import Finding
+from tbnum.explain.finding import Finding, steps_of
 from tbnum.explain.record import Record, is_plain
 from tbnum.explain.thresholds import (
     BACK_DEVIATIONS,
@@ -119,7 +119,8 @@ def _loss_spikes(record: Record, events: Sequence[Event], spikes: Sequence[_Spik
     evidence += f". Before it: {before}."
     grave = any(spike.lasting for spike in spikes) or len(spikes) >= SPIKES_WARNING
     title = "The loss jumped and did not come back" if worst.lasting else "The loss had spikes"
-    yield Finding("loss_spike", "warning" if grave else "info", title, evidence, remedy)
+    steps = steps_of(int(step[spike.row]) for spike in spikes)
+    yield Finding("loss_spike", "warning" if grave else "info", title, evidence, remedy, steps)
 
 
 def _what_preceded(record: Record, events: Sequence[Event], row: int) -> tuple[str, str]:
@@ -211,14 +212,17 @@ def _exploding_norms(record: Record, events: Sequence[Event], spikes: Sequence[_
             f"{count_text(int(step - before[0]), 'step')} later, at step {step:,}: {what}."
         )
         remedy = f"Clip the gradients at a few times {number_text(usual)}, or lower the learning rate there."
-        yield Finding("exploding_norm", "warning", "Gradient norms exploded before it", evidence, remedy)
+        at_steps = steps_of(np.concatenate([np.append(before, step) for step, _, before in found]))
+        yield Finding("exploding_norm", "warning", "Gradient norms exploded before it", evidence, remedy, at_steps)
 
 
 def _no_clipping(record: Record, events: Sequence[Event], spikes: Sequence[_Spike]) -> Iterator[Finding]:
     """Only where there is something that clipping is for."""
     thresholds = [values for name, values in record.steps.items() if name.split("/")[-1] == "max_norm"]
-    bad = sum(event.cause == "bad_batch" for event in events)
-    if not thresholds or any(np.isfinite(values).any() for values in thresholds) or bad + len(spikes) < SPIKES_WARNING:
+    bad = [event.step for event in events if event.cause == "bad_batch"]
+    if not thresholds or any(np.isfinite(values).any() for values in thresholds):
+        return
+    if len(bad) + len(spikes) < SPIKES_WARNING:
         return
     norms = next((values[np.isfinite(values)] for _, values in _norm_columns(record)), np.empty(0))
     usual = f" The median gradient norm is {number_text(float(np.median(norms)))}." if len(norms) else ""
@@ -226,9 +230,10 @@ def _no_clipping(record: Record, events: Sequence[Event], spikes: Sequence[_Spik
         "no_clipping",
         "info",
         "No clipping was seen",
-        f"{count_text(len(spikes), 'loss spike')} and {count_text(bad, 'bad batch', 'bad batches')}, "
+        f"{count_text(len(spikes), 'loss spike')} and {count_text(len(bad), 'bad batch', 'bad batches')}, "
         f"and no gradient was clipped by torch's functions.{usual}",
         "Clip at a few times the median norm (a clip written by hand is not seen, and may be there already).",
+        steps_of([*(int(record.steps["step"][spike.row]) for spike in spikes), *bad]),
     )
 
 
@@ -247,7 +252,8 @@ def _schedule_drift(record: Record) -> Iterator[Finding]:
             continue
         with np.errstate(invalid="ignore"):
             moved = np.abs(np.diff(lr)) > 1e-12 * np.abs(lr[:-1])
-        drift = int(np.count_nonzero(moved & skipped[:-1]))
+        drifted = np.flatnonzero(moved & skipped[:-1])
+        drift = len(drifted)
         total = len(lr)
         if drift < 2 or drift < SCHEDULE_DRIFT_INFO * total:
             continue
@@ -261,5 +267,6 @@ def _schedule_drift(record: Record) -> Iterator[Finding]:
             "scaler.update(), and skip the schedule where it fell."
         )
         severity = "warning" if drift >= SCHEDULE_DRIFT_WARNING * total else "info"
-        yield Finding("schedule_drift", severity, "The schedule runs ahead on skipped steps", evidence, remedy)
+        title = "The schedule runs ahead on skipped steps"
+        yield Finding("schedule_drift", severity, title, evidence, remedy, steps_of(steps["step"][drifted]))
         return

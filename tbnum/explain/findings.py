@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tbnum.explain.curve_findings import curve_findings
-from tbnum.explain.finding import Finding
+from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.messages import EDGE_REMEDY, SEVERITY, forward_remedy
 from tbnum.explain.ranks import rank_findings
 from tbnum.explain.record import Record, attempts, is_plain, skips_of
@@ -117,17 +117,22 @@ def skipped_steps(record: Record) -> int | None:
     return sum(skips_of(event) for event in record.raw_events if event.kind == "skip")
 
 
+def _steps(events: Sequence[Event]) -> tuple[int, ...]:
+    return steps_of(event.step for event in events)
+
+
 def _lost_ranks(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
     lost = by_kind.get("rank_lost", [])
     if lost:
         more = f" ({len(lost) - 1} more like it)" if len(lost) > 1 else ""
-        yield Finding("rank_lost", "error", "A rank was lost", lost[0].message + more, lost[0].remedy)
+        steps = _steps(lost)
+        yield Finding("rank_lost", "error", "A rank was lost", lost[0].message + more, lost[0].remedy, steps)
 
 
 def _crash(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
     for event in by_kind.get("crash", [])[-1:]:
         evidence = f"Step {event.step}: {event.message}"
-        yield Finding("crash", "error", "The training loop crashed", evidence, event.remedy)
+        yield Finding("crash", "error", "The training loop crashed", evidence, event.remedy, _steps([event]))
 
 
 def _collapse(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
@@ -135,7 +140,8 @@ def _collapse(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
     if collapses:
         worst = max(collapses, key=lambda event: event.data["skips"])
         times = f" ({count_text(len(collapses), 'time')} in this run)" if len(collapses) > 1 else ""
-        yield Finding("scale_collapse", "error", "The loss scale collapsed", worst.message + times, worst.remedy)
+        steps = _steps(collapses)
+        yield Finding("scale_collapse", "error", "The loss scale collapsed", worst.message + times, worst.remedy, steps)
 
 
 def _nonfinite_parameters(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
@@ -143,11 +149,13 @@ def _nonfinite_parameters(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
     if steps:
         first = steps[0]
         evidence = f"{count_text(len(steps), 'step')} of this kind, the first at step {first.step}: {first.message}"
-        yield Finding("nonfinite_step", "error", "Non-finite gradients reached the parameters", evidence, first.remedy)
+        title = "Non-finite gradients reached the parameters"
+        yield Finding("nonfinite_step", "error", title, evidence, first.remedy, _steps(steps))
     skips = [event for event in by_kind.get("skip", []) if event.cause == "nonfinite_parameters"]
     if skips:
         evidence = f"{count_text(len(skips), 'step')} skipped for it, the first at step {skips[0].step}."
-        yield Finding("nonfinite_parameters", "error", "The parameters are not finite", evidence, skips[0].remedy)
+        title = "The parameters are not finite"
+        yield Finding("nonfinite_parameters", "error", title, evidence, skips[0].remedy, _steps(skips))
 
 
 def _nonfinite_loss(record: Record, events: Sequence[Event]) -> Iterator[Finding]:
@@ -163,10 +171,12 @@ def _nonfinite_loss(record: Record, events: Sequence[Event]) -> Iterator[Finding
     if rows[-1] == total - 1:
         row = int(np.flatnonzero(np.diff(rows) > 1)[-1]) + 1 if np.any(np.diff(rows) > 1) else 0
         evidence += f"; not once finite since step {steps[rows[row]]}."
-        yield Finding("nonfinite_loss", "error", "The loss is not finite at the end", evidence, remedy)
+        title = "The loss is not finite at the end"
+        yield Finding("nonfinite_loss", "error", title, evidence, remedy, steps_of(steps[rows]))
     else:
         evidence += "; finite again at the end."
-        yield Finding("nonfinite_loss", "warning", "The loss was not finite in between", evidence, remedy)
+        title = "The loss was not finite in between"
+        yield Finding("nonfinite_loss", "warning", title, evidence, remedy, steps_of(steps[rows]))
 
 
 def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
@@ -189,17 +199,17 @@ def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
             if grave
             else "The scale is at its edge: let it grow less often (a longer growth_interval), or clip harder; "
         ) + "bfloat16 needs no loss scale where the device has it."
-        yield Finding("skip_rate", "warning", "Many steps were lost to overflows", evidence, remedy)
+        yield Finding("skip_rate", "warning", "Many steps were lost to overflows", evidence, remedy, _steps(skips))
     elif set(causes) <= set(BENIGN):
         remedy = "Nothing to do: this is how a dynamic loss scale finds its height."
         if causes["growth_probe"] > SKIP_RATE_WARNING * total:
             remedy = "Benign; a longer growth_interval of the GradScaler wastes fewer steps on probes."
-        yield Finding("skip_rate", "info", "Skips are benign", evidence, remedy)
+        yield Finding("skip_rate", "info", "Skips are benign", evidence, remedy, _steps(skips))
     else:
         remedy = EDGE_REMEDY
         if grave:
             remedy = f"Read the first that is not benign: {grave[0].cause} at step {grave[0].step}."
-        yield Finding("skip_rate", "info", "Steps were skipped", evidence, remedy)
+        yield Finding("skip_rate", "info", "Steps were skipped", evidence, remedy, _steps(skips))
 
 
 _BFLOAT16_WITH_SCALER = (
@@ -217,8 +227,8 @@ def _told_once(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
             times = f"{count_text(len(events), 'time')}, first at step {first.step}"
             in_bfloat16 = any(event.data.get("dtype") == "bfloat16" for event in events)
             if kind == "loss_low_precision" and in_bfloat16 and "bfloat16_with_scaler" not in by_kind:
-                yield Finding("scaler_without_float16", "warning", *_BFLOAT16_WITH_SCALER)
-            yield Finding(kind, SEVERITY[kind], title, f"{first.message} ({times})", first.remedy)
+                yield Finding("scaler_without_float16", "warning", *_BFLOAT16_WITH_SCALER, steps=_steps(events))
+            yield Finding(kind, SEVERITY[kind], title, f"{first.message} ({times})", first.remedy, _steps(events))
 
 
 def _dropped(record: Record) -> Iterator[Finding]:
@@ -232,6 +242,7 @@ def _dropped(record: Record) -> Iterator[Finding]:
             "The record has gaps",
             f"{count_text(count, 'record')} could not be written: {reasons}.",
             "Look at the disk that the log is on (space, speed, permissions); training itself was not affected.",
+            OF_THE_RUN,
         )
 
 
@@ -253,7 +264,7 @@ def _clipping(record: Record) -> Iterator[Finding]:
         evidence += "."
         if clipped >= CLIPPED_ALWAYS * known:
             remedy = "Fine if meant: max_norm acts as a learning rate. To clip outliers only, raise it."
-            yield Finding("clipped_always", "info", "Nearly every step is clipped", evidence, remedy)
+            yield Finding("clipped_always", "info", "Nearly every step is clipped", evidence, remedy, OF_THE_RUN)
         elif clipped <= CLIPPED_NEVER * known:
             remedy = "Fine if meant; to guard against spikes, set max_norm to a few times the median norm."
-            yield Finding("clipped_never", "info", "Clipping never acts", evidence, remedy)
+            yield Finding("clipped_never", "info", "Clipping never acts", evidence, remedy, OF_THE_RUN)

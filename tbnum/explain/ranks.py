@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.explain.finding import Finding
+from tbnum.explain.finding import OF_THE_RUN, Finding
 from tbnum.explain.thresholds import OUTLYING_LOSS, RANK_LOST_SECONDS, REPLICAS_APART
 from tbnum.explain.words import as_float, number_text, scale_text
 from tbnum.log.ranks import RankRecord, Ranks, ranks_text
@@ -73,6 +73,7 @@ def rank_findings(ranks: Ranks | None) -> Iterator[Finding]:
             ),
             ("Fine where rank 0 alone was meant to be wrapped. Else call" if known else "Call")
             + " tbnum.wrap on every rank, with the same logdir on a file system that all of them reach.",
+            OF_THE_RUN,
         )
     yield from _apart(ranks)
 
@@ -288,4 +289,5 @@ def _apart(ranks: Ranks) -> Iterator[Finding]:
             f"From step {step} on: {name} is {values[low]:.8g} on rank {low} and {values[high]:.8g} on rank {high}.",
             "Fine where ranks are meant to train by themselves. Else begin them equal and reduce every gradient: wrap "
             "the model in DistributedDataParallel, and leave no_sync() before the last backward of a step.",
+            (step,),
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.explain.finding import Finding
+from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.precision import underflow
 from tbnum.explain.record import Record
 from tbnum.explain.rows import Rows, sampled_rows, scale_of
@@ -74,6 +74,7 @@ def _dead(rows: Rows, before: Rows | None) -> Iterator[Finding]:
         evidence + ".",
         "Look for units that are never active (ReLU after a large step), a branch that is cut off, or a gradient that "
         "underflows: freeze or drop what is meant to be unused.",
+        OF_THE_RUN,
     )
 
 
@@ -91,6 +92,7 @@ def _exploding(rows: Rows, before: Rows | None) -> Iterator[Finding]:
             f"{count_text(len(high), 'tensor')} ({_listed(high)}): the gradient norm of {rows.names[at]} is "
             f"{ratio[at]:.2g} times that of the run's middle.",
             "Clip the gradients, lower the learning rate of these tensors, or look at what feeds them.",
+            OF_THE_RUN,
         )
 
 
@@ -120,6 +122,7 @@ def _updates(record: Record, rows: Rows) -> Iterator[Finding]:
             f"{count_text(len(high), 'tensor')} ({_listed(high)}): a step changes {worst} by "
             f"{ratio[rows.names.index(worst)]:.2g} of its own norm; about 0.001 is usual.",
             "Lower the learning rate, or lengthen the warm-up.",
+            OF_THE_RUN,
         )
     if low:
         least = min(low, key=lambda name: ratio[rows.names.index(name)])
@@ -130,6 +133,7 @@ def _updates(record: Record, rows: Rows) -> Iterator[Finding]:
             f"{count_text(len(low), 'tensor')} ({_listed(low)}): a step changes {least} by "
             f"{ratio[rows.names.index(least)]:.2g} of its own norm; about 0.001 is usual, and float32 rounds at 6e-8.",
             "Raise the learning rate of these tensors, or keep them in float32 if they are not.",
+            OF_THE_RUN,
         )
 
 
@@ -154,6 +158,7 @@ def _headroom(rows: Rows, before: Rows | None) -> Iterator[Finding]:
         f"from {scale_text(float(2**scale_early))} to {scale_text(float(2**scale_late))}; at this pace it is 1 about "
         f"{count_text(left, 'step')} from now.",
         "Lower the learning rate or clip harder before the scale is used up; bfloat16 has no such limit.",
+        OF_THE_RUN,
     )
 
 
@@ -177,6 +182,7 @@ def _not_float16(rows: Rows) -> Iterator[Finding]:
             f"{int(beyond.sum())} of {count_text(len(beyond), 'tensor')} had finite gradients beyond float16 at a "
             f"scale of {scale_text(float(rows.scale[-1]))}: they were computed in bfloat16 or float32.",
             "Drop the GradScaler, or disable it: these types need no loss scale, and the scale grows without end.",
+            OF_THE_RUN,
         )
 
 
@@ -198,6 +204,7 @@ def _scale_floor(record: Record) -> Iterator[Finding]:
             f"{count_text(count, 'step')} were taken at a scale below 1, the first at step {int(number[rows[0]]):,}, "
             f"the lowest at {scale_text(low)}: the largest gradients do not fit float16 at their true size.",
             "Lower the learning rate or the loss (a mean in place of a sum), clip harder, or use bfloat16.",
+            steps_of(number[rows]),
         )
 
 
@@ -240,7 +247,7 @@ def _underflow(record: Record) -> Iterator[Finding]:
             f"No scale holds both ends: the largest gradient fits up to {scale_text(2.0**fits)} only. Use bfloat16, or "
             "bring the parts of the loss to one size."
         )
-    yield Finding("gradient_underflow", "warning", "Gradients underflow float16", evidence, remedy)
+    yield Finding("gradient_underflow", "warning", "Gradients underflow float16", evidence, remedy, OF_THE_RUN)
 
 
 def _whole(table: Any) -> np.ndarray:
