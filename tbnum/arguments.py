@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ __all__ = [
     "described",
     "settings_of",
 ]
+
+_URL = re.compile(r"[A-Za-z][\w+.-]+:/|.*://")  # a Path of one has a single slash; one letter is a drive's
 
 
 def checked_optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
@@ -82,10 +85,18 @@ def checked_modules(model: Any, optimizers: Mapping[str, torch.optim.Optimizer])
     if model is None:
         return {}
     modules = dict(model) if isinstance(model, Mapping) else {"": model}
+    if not modules:
+        raise ValueError("model is an empty mapping; give at least one model, or leave it out.")
     for name, module in modules.items():
+        if not isinstance(name, str):
+            raise TypeError(f"a model's name must be a text, since it begins the names of its tensors: {name!r}.")
         if not isinstance(module, nn.Module):
             what = f"model[{name!r}]" if name else "model"
-            raise TypeError(f"{what} is {type(module).__name__} ({module!r:.80}), not a torch.nn.Module.")
+            hint = "several models go into a mapping, {'name': model, ...}."
+            raise TypeError(
+                f"{what} is {type(module).__name__} ({module!r:.80}), not a torch.nn.Module"
+                + (f"; {hint}" if isinstance(module, (list, tuple)) else ".")
+            )
     trained = {id(each) for optimizer in optimizers.values() for each in parameters_of(optimizer)}
     if not any(id(parameter) in trained for module in modules.values() for parameter in module.parameters()):
         kinds = ", ".join(type(module).__name__ for module in modules.values())
@@ -128,9 +139,9 @@ def checked_folder(logdir: Any, writer: Any) -> Path:
     if not isinstance(logdir, (str, os.PathLike)):
         raise TypeError(f"logdir is {type(logdir).__name__} ({logdir!r:.80}), not a path.")
     path = os.fspath(logdir)
-    if isinstance(path, bytes) or not path:
+    if isinstance(path, bytes) or not path or "\0" in path:
         raise ValueError(f"logdir is {path!r}; give the path of a folder as text.")
-    if "://" in path:
+    if _URL.match(path):
         raise ValueError(f"logdir is {path!r}: tbnum writes to local folders only; write locally and copy or mount it.")
     return Path(path).expanduser().absolute()  # the program may change its working directory
 

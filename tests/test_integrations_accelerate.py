@@ -204,6 +204,8 @@ def test_what_cannot_be_recorded_is_an_error_before_anything_is_hooked(
     loop = Loop(with_scaler=False)
     with pytest.raises(ValueError, match=r"give logdir=.*init_trackers"):
         loop.wrap()
+    with pytest.raises(TypeError, match=r"accelerator is NoneType.*wrap\(accelerator, optimizer, model"):
+        wrap(None, loop.optimizer, loop.model, logdir=tmp_path)
     with pytest.raises(TypeError, match="tensor_intervall"):
         loop.wrap(logdir=tmp_path, tensor_intervall=5)
     with SummaryWriter(str(tmp_path / "writer")) as writer, pytest.raises(ValueError, match=r"exactly one of logdir="):

@@ -56,10 +56,16 @@ def wrap(
         options: those of `tbnum.wrap`.
 
     Raises:
+        TypeError: `accelerator` is none.
         ValueError: DeepSpeed, Megatron-LM or XLA; no `logdir`, and no tracker or several processes; a monitor that
             records another optimizer of this accelerator.
         Exception: what `tbnum.wrap` raises.
     """
+    if not hasattr(accelerator, "distributed_type"):
+        raise TypeError(
+            f"accelerator is {type(accelerator).__name__} ({accelerator!r:.80}), not an accelerate.Accelerator; "
+            "the call is wrap(accelerator, optimizer, model, logdir=...)."
+        )
     check_supported(accelerator.distributed_type)
     _check_alone(accelerator, optimizer)
     where = {"writer": options.pop("writer"), "logdir": logdir} if "writer" in options else _where(accelerator, logdir)

@@ -558,7 +558,8 @@ def _chosen(names: Sequence[str], patterns: bool | Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(names))
     if patterns is True:
         return names
-    if isinstance(patterns, (str, bool)) or not isinstance(patterns, Sequence):
+    is_list = isinstance(patterns, Sequence) and not isinstance(patterns, (str, bytes))
+    if isinstance(patterns, bool) or not is_list or not all(isinstance(each, str) for each in patterns):
         raise ValueError(f"activations is {patterns!r}; it takes True, or a list of module names and patterns.")
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
