@@ -473,7 +473,8 @@ def _repeat_of_diverged_run(event: Event, data: Mapping[str, Any], later: Later 
     return (
         f"The run {data.get('run', '?')!r} had the same seed and settings and was lost{where}: "
         f"{data.get('why', 'see its report')}. This one will fail alike.",
-        "Change the loss scale policy first, then the clip threshold, then the learning rate.",
+        "Change something before it runs on: first the loss scale policy, where there is a GradScaler; then the clip "
+        "threshold, then the learning rate.",
     )
 
 
