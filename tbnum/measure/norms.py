@@ -48,7 +48,10 @@ class TensorNorms:
 
 @dataclass(frozen=True)
 class Taken:
-    """2-norms that torch took for its own ends: `norms` (P,) by `torch._foreach_norm`, of `tensors` in their order."""
+    """2-norms that torch took for its own ends: `norms` (P,) by `torch._foreach_norm`, of `tensors` in their order.
+
+    They are strided: of others torch takes none.
+    """
 
     tensors: list[Tensor]
     norms: Tensor
@@ -61,8 +64,6 @@ class Taken:
         if type(self.norms) is not Tensor or self.norms.shape != (len(tensors),):
             return None
         if first.dtype not in (torch.float32, torch.float64):  # torch gives the norm of a narrower type in that type
-            return None
-        if any(tensor.layout is not torch.strided for tensor in self.tensors):
             return None
         if first.is_cpu and max(map(torch.numel, self.tensors)) > _CHUNK_ABOVE:
             return None

@@ -45,6 +45,12 @@ class Gradients:
         """The same gradients, as they are now."""
         return replace(self, versions=_versions(self.tensors))
 
+    def multiplied(self) -> Gradients:
+        """The same gradients, after each has been multiplied in place; looks at one of them alone."""
+        if not self.tensors or self.versions[-1] < 0 or self.tensors[-1]._version != self.versions[-1] + 1:
+            return self.again()
+        return replace(self, versions=[version + 1 for version in self.versions])
+
     def same_as(self, other: Gradients | None) -> bool:
         """Whether nobody wrote to a gradient, or put another in its place."""
         return (
@@ -65,10 +71,14 @@ class Before:
 
     @staticmethod
     def of(optimizers: Iterable[torch.optim.Optimizer], most: int | None = None) -> Before:
-        """With `most`, of so many of the parameters, from first to last: a look at one takes up to a microsecond."""
-        parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
-        if most is not None:
-            parameters = parameters[:: max(1, len(parameters) // most)]
+        """With `most`, of about so many of the parameters, from first to last: a look at one takes a microsecond."""
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        apart = 1 if most is None else max(1, sum(map(len, groups)) // most)
+        parameters: list[Tensor] = []
+        passed = 0
+        for group in groups:
+            parameters += group[-passed % apart :: apart]
+            passed += len(group)
         gradients = [parameter.grad for parameter in parameters]
         return Before(parameters, gradients, _versions([each for each in gradients if each is not None]))
 

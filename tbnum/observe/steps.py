@@ -522,7 +522,9 @@ class StepObserver:
                 one.uncertain = True
             else:
                 one.coefficients.append(_coefficient(max_norm, hold(total_norm)))
-            one.seen = None if one.seen is None else one.seen.again()
+            if one.seen is not None:
+                is_known = cover is not Cover.SOME and max_norm is not None
+                one.seen = one.seen.multiplied() if is_known else one.seen.again()
 
     # -- closing -----------------------------------------------------------------------------------------------
 

@@ -32,8 +32,7 @@ def hold(value: Tensor) -> Number:
 
     On the CPU that is a float. On a device it is a copy there: one small kernel, no sync.
     """
-    value = value.detach()
-    return float(value.item()) if on_host(value) else value.reshape(()).clone()
+    return float(value.item()) if on_host(value) else value.detach().reshape(()).clone()
 
 
 class Transfer:
