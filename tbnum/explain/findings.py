@@ -21,7 +21,7 @@ from tbnum.explain.thresholds import (
     SKIP_RATE_LEAST,
     SKIP_RATE_WARNING,
 )
-from tbnum.explain.words import count_text, duration_text, number_text, share_text
+from tbnum.explain.words import clock_text, count_text, duration_text, number_text, share_text
 from tbnum.log.schema import SEVERITIES, Event, measured
 
 __all__ = ["Finding", "clipped_steps", "find", "nonfinite_losses", "skipped_steps", "wasted_seconds"]
@@ -68,6 +68,7 @@ def find(record: Record, events: Sequence[Event]) -> list[Finding]:
         *_clipping(record),
         *curve_findings(record, events),
         *rank_findings(getattr(record, "ranks", None)),
+        *_rivals(record),
         *_dropped(record),
     ]
     told = {finding.rule for finding in found}
@@ -229,6 +230,32 @@ def _told_once(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
             if kind == "loss_low_precision" and in_bfloat16 and "bfloat16_with_scaler" not in by_kind:
                 yield Finding("scaler_without_float16", "warning", *_BFLOAT16_WITH_SCALER, steps=_steps(events))
             yield Finding(kind, SEVERITY[kind], title, f"{first.message} ({times})", first.remedy, _steps(events))
+
+
+def _rivals(record: Record) -> Iterator[Finding]:
+    pairs = record.meta.get("rivals") or []
+    if not pairs:
+        return
+    pair = pairs[0]
+    who = [
+        f"{file} (process {process} on {host})"
+        for file, process, host in zip(pair["files"], pair["processes"], pair["hosts"], strict=True)
+    ]
+    same_host = len(set(pair["hosts"])) == 1
+    more = f" {count_text(len(pairs) - 1, 'more pair')} did so too." if len(pairs) > 1 else ""
+    yield Finding(
+        "rival_sessions",
+        "warning",
+        "Two trainings recorded into this folder at the same time",
+        f"{who[0]} and {who[1]} both took steps from {clock_text(pair['since'])} on, for "
+        f"{duration_text(pair['until'] - pair['since'])}"
+        + ("" if same_host else " (or the clocks of these hosts are that far apart)")
+        + f". From step {pair['first_step']:,} on, this run shows the second in place of the first.{more}",
+        "Give each training a logdir of its own. tbnum.read(logdir, session={}) and session={} show each of the two by "
+        "itself; moving a process's files (its .tbnum and .tensors.tbnum) into another folder parts them for "
+        "good.".format(*pair["sessions"]),
+        (pair["first_step"],),
+    )
 
 
 def _dropped(record: Record) -> Iterator[Finding]:

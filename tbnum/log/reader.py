@@ -25,6 +25,7 @@ from tbnum.log.named import Columns
 from tbnum.log.names import host_name, is_record_file, parse_name
 from tbnum.log.ranks import COMBINED, SHARD, WATCHED, RankRecord, Ranks, RanksSession, match_sessions, same_tensors
 from tbnum.log.record_file import RecordTail, decode, first_record
+from tbnum.log.rivals import Course, rivals
 from tbnum.log.schema import (
     ENDED_CLOSED,
     ENDED_CRASH,
@@ -127,6 +128,7 @@ class Run:
         self._ranks: Ranks | None = None
         self._spread: bool | None = None
         self._views: dict[str, np.ndarray] | None = None
+        self._rivals: list[Mapping[str, Any]] | None = None
         self._told: dict[str, dict[str, Any]] = {}  # by file of another rank: what its head says
         self._trouble: list[str] = []  # with the folder as a whole
         self._steps = _Steps()
@@ -216,6 +218,7 @@ class Run:
 
         - "sessions": what each session told, oldest first, with its "file";
         - "dropped": how many records could not be written, by reason, all sessions together;
+        - "rivals": sessions that recorded at the same time, as `tbnum.log.rivals` tells them;
         - "ranks": file names of the other ranks, by rank; `steps` are the lowest rank's, with what `ranks` combined.
         """
         with self._loading():
@@ -226,7 +229,15 @@ class Run:
                 for reason, count in file.dropped.items():
                     dropped[reason] = dropped.get(reason, 0) + count
             newest = chosen[-1].described() if chosen else {}
-            return {**newest, "sessions": sessions, "dropped": dropped, "ranks": dict(self._other_ranks)}
+            if self._rivals is None:
+                self._rivals = rivals([file.course() for file in chosen])
+            return {
+                **newest,
+                "sessions": sessions,
+                "dropped": dropped,
+                "rivals": self._rivals,
+                "ranks": dict(self._other_ranks),
+            }
 
     @property
     def problems(self) -> list[str]:
@@ -282,7 +293,7 @@ class Run:
                 self._version += 1
                 self._explained = None
                 self._tensors = self._histograms = None
-                self._ranks = self._views = self._spread = None
+                self._ranks = self._views = self._spread = self._rivals = None
             return bool(self._files) if first_time else changed
 
     @property
@@ -646,6 +657,13 @@ class _SessionFile:
     @property
     def start_time(self) -> float:
         return float(self.described()["start_time"])
+
+    def course(self) -> Course:
+        named, steps = parse_name(self.path.name), self.steps.views()
+        step = steps["step"]
+        wall_time = steps.get("wall_time", np.full(len(step), np.nan))
+        first_step = 0 if self.start is None else self.start
+        return Course(self.path.name, named.host, named.process, self.start_time, first_step, step, wall_time)
 
     def as_rank_record(self) -> RankRecord:
         ended = self.meta.get("ended")
