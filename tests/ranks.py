@@ -155,6 +155,21 @@ def fsdp2_scaled(folder: Path, record: bool = True) -> None:
     train(fully_shard(Net()), folder, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0), record=record)
 
 
+def fsdp2_accumulated(folder: Path) -> None:
+    """Two micro-batches a step, of which the first is not reduced; and another model's backward between them."""
+    model, other = fully_shard(Net()), Net()
+    optimizer = sgd(model)
+    with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=1):
+        for x in data():
+            for last, micro in enumerate(share(x).chunk(2)):
+                model.set_requires_gradient_sync(bool(last))
+                (loss_of(model(micro)) / 2).backward()
+                loss_of(other(micro)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def hsdp(folder: Path) -> None:
     train(fully_shard(Net(), mesh=mesh_of(2, dist.get_world_size() // 2)), folder)
 
@@ -374,6 +389,7 @@ ALL = (
     ddp,
     fsdp2,
     fsdp2_scaled,
+    fsdp2_accumulated,
     hsdp,
     fsdp1,
     fsdp1_original,

@@ -56,7 +56,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    return launch(tmp_path_factory.mktemp("two"), 2, "ddp fsdp2 killed")
+    return launch(tmp_path_factory.mktemp("two"), 2, "ddp fsdp2 fsdp2_accumulated killed")
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +80,17 @@ def test_norms_on_four_ranks_are_those_of_one_process(spread: str, four: dict[st
     assert run.problems == [] and run.events == []
 
 
-@pytest.mark.parametrize("spread", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("spread", ["ddp", "fsdp2", "fsdp2_accumulated"])
 def test_norms_on_two_ranks_are_those_of_one_process(spread: str, two: dict[str, Run], alone: dict[str, Any]) -> None:
     for name in NORMS:
         np.testing.assert_allclose(two[spread].steps[name], alone["columns"][name], rtol=1e-5, err_msg=name)
+
+
+def test_micro_batches_that_fsdp2_does_not_reduce_are_in_the_loss(two: dict[str, Run]) -> None:
+    run = two["fsdp2_accumulated"]
+    np.testing.assert_array_equal(run.ranks.column("micro_batches")[1], 2.0)
+    (_, losses), (_, expected) = run.ranks.column("loss"), two["fsdp2"].ranks.column("loss")
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)  # the mean of half batches is that of the whole
 
 
 @pytest.mark.parametrize("spread", ["ddp", "fsdp2", "fsdp2_scaled", "hsdp", "fsdp1_original"])

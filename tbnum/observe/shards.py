@@ -11,7 +11,7 @@ import functools
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,7 @@ class Layouts:
         self._on_layout = on_layout
         self._known: dict[str, tuple[Sequence[int], Layout | None]] = {}
         self._has_flat: dict[str, bool] = {}  # looked for once: a model is flattened before it has an optimizer
+        self._unreduced: list[tuple[weakref.ref[Tensor], int]] = []  # and their versions
 
     def of(self, name: str, optimizer: torch.optim.Optimizer, gradients: Gradients, look_again: bool) -> Layout | None:
         """None where every tensor is whole on this rank."""
@@ -80,6 +81,23 @@ class Layouts:
             if layout is not None and layout != before:
                 self._on_layout(name, layout)
         return layout
+
+    def unreduced_have_changed(self) -> bool:
+        """Whether a backward has added to gradients that FSDP2 holds back, since this was asked last.
+
+        In an accumulation with `set_requires_gradient_sync(False)` the parameters' own gradients stay as they are until
+        the last backward, which reduces them. Looks at every module: about 1 microsecond each.
+        """
+        modules = [module for ref in self._modules if (top := ref()) is not None for module in top.modules()]
+        gradients = [gradient for module in modules for gradient in _held_back(module)]
+        if not gradients:
+            return False
+        before = self._unreduced
+        self._unreduced = [(weakref.ref(gradient), gradient._version) for gradient in gradients]
+        return len(gradients) != len(before) or any(
+            ref() is not gradient or version != gradient._version
+            for gradient, (ref, version) in zip(gradients, before, strict=True)
+        )
 
     def _found(self, name: str, optimizer: torch.optim.Optimizer, gradients: Gradients) -> Layout | None:
         parameters = parameters_of(optimizer)
@@ -130,6 +148,19 @@ class Layouts:
                     for parameter in (flat, *(getattr(flat, "_params", None) or ())):
                         found[id(parameter)] = part
         return found
+
+
+def _held_back(module: nn.Module) -> Iterator[Tensor]:
+    """Gradients of whole parameters that a module of FSDP2 has not reduced yet."""
+    state_of: Any = getattr(module, "_get_fsdp_state", None)
+    state = None if state_of is None else state_of()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch before it had several
+        groups = filter(None, [getattr(state, "_fsdp_param_group", None)])
+    for parameter in (parameter for group in groups for parameter in group.fsdp_params):
+        whole = getattr(parameter, "_unsharded_param", None)  # there from the first forward on
+        gradients = (parameter.unsharded_accumulated_grad, None if whole is None else whole.grad)
+        yield from (each for each in gradients if each is not None)
 
 
 _WHOLE = frozenset({Tensor, nn.Parameter})

@@ -248,7 +248,7 @@ class StepObserver:
         """The backward of `losses` has run, without an enabled scaler and without `create_graph`."""
         if len(self._backwards) > mark.backwards:
             return  # a disabled scaler told of it
-        if not mark.before.have_changed():
+        if not mark.before.have_changed() and not self._layouts.unreduced_have_changed():
             self._looks_at_all = True  # another model's, or one of parameters that were not looked at: no more of that
             return
         found = [_summed(loss) for loss in losses if isinstance(loss, Tensor) and not loss.is_complex()]
