@@ -1,7 +1,7 @@
 """Runs what stands in a page of the documentation: its Python as one program, its commands with what they print.
 
-- A block ```python is run in the names that the blocks before it left; with `title="train.py"` it is written to that
-  file instead.
+- A block ```python is run in the names that the blocks before it left; the first has to bring its own. With
+  `title="train.py"` it is written to that file instead.
 - A block ```console is run as well, from `$` on: `tbnum`, `torchrun`, `python` and `echo $?`. What stands below a
   command has to be in what it printed, line by line in this order; numbers may differ, and `...` stands for anything.
 - Others (```sh, ```text ...) are not run.
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 import tbnum
 from tbnum import cli
@@ -49,18 +48,18 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def run_page(page: Path, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Runs the blocks of a page in the working directory, on the CPU, and returns the names that they left."""
+def run_page(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs the blocks of a page in the working directory."""
+    names: dict[str, Any] = {}
     status = 0
     try:
         for block in blocks(page):
             if block.language == "python":
-                code = block.text.replace('"cuda"', '"cpu"')
                 if block.title:
-                    Path(block.title).write_text(code, encoding="utf-8")
+                    Path(block.title).write_text(block.text, encoding="utf-8")
                 else:
                     # Blank lines in front, so that a traceback names the line of the page.
-                    exec(compile("\n" * (block.line - 1) + code, str(page), "exec"), names)
+                    exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
                     for monitor in _monitors(names):
                         monitor.flush()  # a reader of the page would take two seconds to the next block
             elif block.language == "console":
@@ -75,7 +74,6 @@ def run_page(page: Path, names: dict[str, Any], capsys: pytest.CaptureFixture[st
     finally:
         for monitor in _monitors(names):
             monitor.close()
-    return names
 
 
 def _monitors(names: dict[str, Any]) -> list[tbnum.Monitor]:
@@ -123,17 +121,3 @@ def difference(shown: str, printed: str) -> str | None:
 
 def _loosely(line: str) -> str:
     return re.sub(r"\s+", " ", _NUMBER.sub("#", line)).strip()
-
-
-def a_model() -> torch.nn.Module:
-    """The `model` of the pages: 8 inputs, 3 classes."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
-
-
-def some_batches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The `batches` of the pages: (16, 8) inputs and (16,) classes each."""
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(16, 8, generator=generator), torch.randint(3, (16,), generator=generator)) for _ in range(steps)
-    ]
