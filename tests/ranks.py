@@ -180,6 +180,11 @@ def fsdp1(folder: Path, **options: Any) -> None:
     train(model, folder, clip=lambda: model.clip_grad_norm_(MAX_NORM), scaler=scaler)
 
 
+def fsdp1_unscaled(folder: Path) -> None:
+    model = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    train(model, folder, clip=lambda: model.clip_grad_norm_(MAX_NORM))
+
+
 def fsdp1_original(folder: Path) -> None:
     fsdp1(folder, use_orig_params=True)
 
@@ -392,6 +397,7 @@ ALL = (
     fsdp2_accumulated,
     hsdp,
     fsdp1,
+    fsdp1_unscaled,
     fsdp1_original,
     fsdp1_hybrid,
     fsdp1_whole,

@@ -30,8 +30,8 @@ from tests.routes import Panel
 
 NORMS = ("grad_norm", "grad_norm_clipped", "param_norm", "update_norm", "clip_coef")
 OF_FOUR = (
-    "ddp fsdp2 fsdp2_scaled hsdp fsdp1 fsdp1_original fsdp1_hybrid fsdp1_whole fsdp1_unnamed few two_dimensions "
-    "by_hand partial stages spoiled_ddp spoiled_fsdp2 unreduced uneven own_folders counted"
+    "ddp fsdp2 fsdp2_scaled hsdp fsdp1 fsdp1_unscaled fsdp1_original fsdp1_hybrid fsdp1_whole fsdp1_unnamed few "
+    "two_dimensions by_hand partial stages spoiled_ddp spoiled_fsdp2 unreduced uneven own_folders counted"
 )
 
 
@@ -64,7 +64,7 @@ def alone() -> dict[str, Any]:
     return ranks.one_process(ranks.Net())
 
 
-SPREADS = ["ddp", "fsdp2", "fsdp2_scaled", "hsdp", "fsdp1", "fsdp1_original", "fsdp1_hybrid", "fsdp1_whole"]
+SPREADS = "ddp fsdp2 fsdp2_scaled hsdp fsdp1 fsdp1_unscaled fsdp1_original fsdp1_hybrid fsdp1_whole".split()
 
 
 # -- the norms are those of one process ------------------------------------------------------------------------------
@@ -75,6 +75,7 @@ def test_norms_on_four_ranks_are_those_of_one_process(spread: str, four: dict[st
     run = four[spread]
     for name in NORMS:
         np.testing.assert_allclose(run.steps[name], alone["columns"][name], rtol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(run.steps["max_norm"], ranks.MAX_NORM)
     assert run.steps["nonfinite_tensors"].tolist() == [0] * ranks.STEPS
     assert not any(name.endswith("_shard") for name in run.steps)
     assert run.problems == [] and run.events == []

@@ -2,14 +2,16 @@
 
 `torch.nn.utils` wraps its clipping functions in `_no_grad_wrapper`, a closure over the function proper. Swapping what
 that closure cell holds reaches every caller, also one that bound the name long ago (`from torch.nn.utils import
-clip_grad_norm_`), Lightning and Accelerate; replacing the module's attribute would not. A clip written by hand and
-FSDP1's own stay unseen here; that gradients changed is noticed all the same where they were measured before.
+clip_grad_norm_`), Lightning and Accelerate; replacing the module's attribute would not. FSDP1 has one of its own, a
+method. A clip written by hand stays unseen; that gradients changed is noticed all the same where they were measured
+before.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 import types
 import warnings
@@ -73,6 +75,9 @@ def _places() -> Iterator[Place]:
         for cell in getattr(getattr(torch_clip_grad, name, None), "__closure__", None) or ():
             if getattr(cell.cell_contents, "__name__", None) == name:
                 yield Place(cell, "cell_contents", stand_in)
+    fsdp1 = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")  # who has such a model has it
+    if fsdp1 is not None:
+        yield Place(fsdp1.FullyShardedDataParallel, "clip_grad_norm_", _seen_of_fsdp1)
 
 
 _seam = Seam(_places)
@@ -116,6 +121,26 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         return result
 
     return clip
+
+
+def _seen_of_fsdp1(original: Callable[..., Any]) -> Callable[..., Any]:
+    """FSDP1's own, a method of the model; the norm that it goes by is that of all ranks' parts."""
+
+    @functools.wraps(original)
+    def clip_grad_norm_(model: Any, max_norm: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or _thread.clip is not None:
+            return original(model, max_norm, norm_type, *args, **kwargs)
+        clip = _Clip(list(model.parameters()), float(max_norm), is_2_norm=norm_type == 2)
+        clip.begins()
+        _thread.clip = clip
+        try:
+            result = original(model, max_norm, norm_type, *args, **kwargs)
+        finally:
+            _thread.clip = None
+        clip.ended(result)
+        return result
+
+    return clip_grad_norm_
 
 
 def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
