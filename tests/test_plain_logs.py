@@ -23,7 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
 from tbnum import cli
-from tbnum.explain import explain_run
+from tbnum.explain import explain_run, findings
 from tbnum.log.event_file import EventFile
 from tbnum.log.inferred import Numbering, infer
 from tbnum.log.record_file import file_version, frame
@@ -397,6 +397,76 @@ def test_a_change_by_no_factor_of_the_scaler_is_no_skip(tmp_path):
 def test_a_scaler_with_a_factor_of_its_own_is_understood(tmp_path):
     found = scales(tmp_path, [4096.0] * 20 + [1024.0] * 20 + [256.0] * 20 + [512.0] * 5)
     assert found == [(20, "skip"), (20, "scale_backoff"), (40, "skip"), (40, "scale_backoff"), (60, "scale_growth")]
+
+
+@pytest.mark.parametrize(
+    ("every", "backoff", "after"),
+    [*itertools.product((1, 3, 10, 50), (0.5, 0.25, 0.8, 0.1, 2.0**-10), (True,)), (1, 0.1, False), (10, 0.25, False)],
+)
+def test_no_more_skips_are_told_than_there_were_whatever_the_backoff(tmp_path, backoff, every, after):
+    random = np.random.default_rng(int(1 / backoff) + every)
+    overflows = set(random.choice(600, 12, replace=False).tolist()) | {301, 302, 303}
+    scale, rows = 2.0**100, []
+    for step in range(600):
+        used, scale = scale, scale * (backoff if step in overflows else 2 if step % 97 == 96 else 1)
+        if step % every == 0:
+            norm = {} if after else {"grad_norm": math.inf if step in overflows else 1.0}  # tells which it is
+            rows.append((step, {"loss": 1.0, "loss_scale": scale if after else used, **norm}))
+    run = one(write(tmp_path, rows))
+    run.refresh()
+    last = rows[-1][0]
+    assert run.totals.skipped_steps <= sum(step <= last for step in overflows)
+    if every == 1:
+        assert run.totals.skipped_steps == sum(step <= last - (not after) for step in overflows)
+    for event in run.events:
+        if event.kind == "skip":
+            within = event.data.get("within", 1)
+            there = sum(event.step - within < step <= event.step for step in overflows)
+            assert event.data.get("at_least", 1) <= there
+
+
+def test_what_a_sparse_log_does_not_tell_is_said_with_what_is_likely(tmp_path):
+    rows = [(step, {"loss": 1.0, "loss_scale": 2.0**16 if step < 100 else 2.0**12}) for step in range(0, 200, 10)]
+    (skip,) = (event for event in one(write(tmp_path, rows)).events if event.kind == "skip")
+    assert "At least 1 of the 10 steps up to 100 was skipped (4 if each skip halved the scale)" in skip.message
+
+
+def test_a_system_whose_backoff_is_known_tells_how_many_were_skipped(tmp_path):
+    rows = [(step, {"lm loss": 1.0, "loss-scale": 2.0**16 if step < 100 else 2.0**12}) for step in range(0, 200, 10)]
+    (skip,) = (event for event in one(write(tmp_path, rows)).events if event.kind == "skip")
+    assert "At least 4 of the 10 steps up to 100 were skipped:" in skip.message
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_scale_that_fell_to_0_is_a_collapse_and_every_step_after_it_a_skip(tmp_path, every):
+    scale, rows = np.float32(2.0**16), []
+    for step in range(400):
+        scale = scale * np.float32(0.5 if step > 20 else 1)
+        if step % every == 0:
+            rows.append((step, {"loss": math.nan if step > 20 else 1.0, "loss_scale": float(scale)}))
+    assert rows[-1][1]["loss_scale"] == 0
+    run = one(write(tmp_path, rows))
+    (collapse,) = (event for event in run.events if event.kind == "scale_collapse")
+    assert "fell from 2^16 to 0 (underflowed) over" in collapse.message and collapse.cause == "forward_nonfinite"
+    skipped = run.totals.skipped_steps
+    assert skipped == 379 if every == 1 else skipped >= 200  # at a scale of 0 it is known
+    assert "scale_below_one" not in {finding.rule for finding in findings(run)}
+
+
+def test_a_log_that_begins_at_a_scale_of_0_or_is_set_to_it_says_so(tmp_path):
+    rows = [(step, {"loss": 1.0, "loss_scale": 4.0 if step < 5 else 0.0}) for step in range(30)]
+    for name, some in (("set", rows), ("begun", rows[5:])):
+        run = one(write(tmp_path / name, some))
+        (collapse,) = (event for event in run.events if event.kind == "scale_collapse")
+        assert "The loss scale was 0 (underflowed) at 24 skipped steps in a row" in collapse.message
+        assert run.totals.skipped_steps == 24
+        assert [event.step for event in run.events if event.kind == "scale_set"] == ([5] if name == "set" else [])
+
+
+def test_a_scale_of_0_beside_finite_norms_is_none(tmp_path):
+    rows = [(step, {"loss": 1.0, "loss_scale": 0.0, "grad_norm": 1.0}) for step in range(30)]
+    run = one(write(tmp_path, rows))
+    assert run.events == [] and run.totals.skipped_steps is None
 
 
 def test_no_course_of_scalars_is_too_strange():

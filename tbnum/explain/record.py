@@ -170,6 +170,11 @@ def skips_of(event: Event) -> int:
     return int(event.data.get("at_least", 1))
 
 
+def halvings_of(event: Event) -> int:
+    """Skips of the same event if each of them halved the scale, as is likely and not known. 0: no more than known."""
+    return int(event.data.get("halvings", 0))
+
+
 def slack_of(event: Event) -> int:
     """Steps that an event may have come before the one that tells of it, as not every step was logged."""
     return int(event.data.get("within", 1)) - 1
@@ -177,7 +182,7 @@ def slack_of(event: Event) -> int:
 
 def also_skipped(event: Event) -> int:
     """Steps right before a skip that were skipped with it: all that were not logged, where it takes so many."""
-    return slack_of(event) if skips_of(event) > slack_of(event) else 0
+    return slack_of(event) if max(skips_of(event), halvings_of(event)) > slack_of(event) else 0
 
 
 def complete_events(record: Record) -> list[Event]:
@@ -247,7 +252,7 @@ def look_ahead(events: Sequence[Event], last_step: int, numbering: Numbering = F
             if next_skip is None or count(event.step) < count(next_skip) - also - 1:
                 row_last, row_steps, row_low = event.step, 0, new if not math.isnan(new) else scale
             if event.step != next_skip:
-                row_steps += skips_of(event)
+                row_steps += max(skips_of(event), halvings_of(event))
             next_skip, also = event.step, also_skipped(event)
             recovered = _first_at_least(higher, scale)
             after = _steps_to(recovered, event.step, count)

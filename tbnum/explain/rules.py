@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tbnum.explain.record import Past, also_skipped, skips_of, slack_of
+from tbnum.explain.record import Past, also_skipped, halvings_of, skips_of, slack_of
 from tbnum.explain.thresholds import SPOILED_NORMS
 from tbnum.explain.words import as_float
 from tbnum.log.inferred import Numbering
@@ -149,7 +149,7 @@ class Rules:
         new_scale = as_float(data.get("new_scale"))
         row.scale = scale if math.isnan(new_scale) else new_scale
         if at != self._last_skip:
-            row.skips += skips_of(event)
+            row.skips += max(skips_of(event), halvings_of(event))
             self._skips += skips_of(event)
             self._last_skip = at
         row.causes[cause] += 1
@@ -183,6 +183,8 @@ class Rules:
             return "unknown"  # a finite loss, and gradients that overflow at every scale: no scale was to blame
         if _inferred(event) and math.isnan(as_float(event.data.get("loss_scale"))):
             return "unknown"  # no scale was logged
+        if as_float(event.data.get("loss_scale")) == 0:
+            return "unknown"  # no batch and no probe: no gradient can be divided by it
         at, slack = self._count(event.step), slack_of(event)
         if self._start is not None:
             unskipped = self._unskipped(at, self._start, self._start_skips, before)
@@ -243,7 +245,8 @@ class Rules:
     def _collapse(self, cause: str) -> Collapse | None:
         row = self._row
         hopeless = cause in ("forward_nonfinite", "nonfinite_parameters") or row.scale < 1
-        if row.collapsed or row.skips < COLLAPSE_SKIPS or not row.scale < row.first_scale or not hopeless:
+        fell = row.scale < row.first_scale or row.scale == 0
+        if row.collapsed or row.skips < COLLAPSE_SKIPS or not fell or not hopeless:
             return None
         row.collapsed = True
         known = Counter({name: n for name, n in row.causes.items() if name.endswith(("nonfinite", "parameters"))})

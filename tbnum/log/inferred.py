@@ -5,10 +5,14 @@ so. What is inferred says in `data["inferred"]` that it is, and how:
 
 - `how`: "loss_scale" (it fell), "grad_norm" (it was not finite), "no_grad_norm" (a system that logs none for a
   skipped step), "counter" (the log counts skips itself);
-- `at_least`: skips that it takes, where that is more than one; a growth in between would hide one more;
+- `at_least`: skips that it takes, where that is more than one; a growth in between would hide one more. A scale that
+  fell far between two logged steps fell once, if the scaler's backoff is that small: more skips are counted only where
+  the backoff is known, of the system or from a step that was logged right after another;
+- `halvings`: how often it fell if each skip halved it, where that is more than `at_least`;
 - `within`: how many steps the event may have happened in, its own included; absent where it is that one.
 
-A drop or a rise by no power of the scaler's factor is no verdict of the scaler: it is a `scale_set`.
+A drop or a rise by no power of the scaler's factor is no verdict of the scaler: it is a `scale_set`. A scale of 0
+(float32 ends at 2**-149) never rises again, and each step that uses it is skipped: no gradient can be divided by it.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ import numpy as np
 from tbnum.log.schema import LOGGED, Event
 
 __all__ = ["Inferred", "Numbering", "infer"]
+
+SMALLEST_POWER = -149
+"""Of two, in float32: a backoff to less is 0."""
 
 
 class Numbering(NamedTuple):
@@ -55,19 +62,21 @@ def infer(
     logged: Mapping[str, np.ndarray],
     scale_after: bool | None = True,
     skip_lacks_norm: bool = False,
+    backoff: float | None = None,
     restarts: Mapping[int, str] = MappingProxyType({}),
 ) -> Inferred:
     """Events of a run from its `columns`, each (S,), with `step` rising.
 
     `logged` tells for each column where the log has a value, NaN among them. `scale_after`: the scale stands as it was
     after the step's update; False: as the step used it, so that what it fell for is the step before; None: as the norms
-    tell, which are not finite where a step was skipped, and as after the update where there are none. `restarts`: steps
-    with which the run was taken up anew, and what tells: "log", a new event file, or "steps", which went back in one.
+    tell, which are not finite where a step was skipped, and as after the update where there are none. `backoff`:
+    what the scaler multiplies its scale by at a skip; None: unknown. `restarts`: steps with which the run was taken up
+    anew, and what tells: "log", a new event file, or "steps", which went back in one.
     """
     step = columns["step"]
     if not len(step):
         return Inferred([], None)
-    course = _Course(columns, numbering, logged, scale_after)
+    course = _Course(columns, numbering, logged, scale_after, backoff)
     found: dict[int, list[_Change]] = {}
     for change in course.changes():
         found.setdefault(change.row, []).append(change)
@@ -82,7 +91,8 @@ def infer(
             skips[row] = _Change(row, "skip", how, count, 1, math.nan, math.nan)
         else:  # the scale fell as well, and where it takes one skip, this is it
             at_least = max(fell.at_least, count)
-            skips[row] = fell._replace(at_least=at_least, within=1 if at_least == 1 else fell.within)
+            is_this_one = at_least == 1 and fell.halvings <= 1
+            skips[row] = fell._replace(at_least=at_least, within=1 if is_this_one else fell.within)
     told = course.can_tell()
     events: list[Event] = [
         Event(at, course.wall_time(at), "resume", data={"from_step": at, "how": how, "inferred": True})
@@ -116,11 +126,13 @@ class _Change(NamedTuple):
     within: int
     old: float
     new: float
+    halvings: int = 0  # how often it would have fallen by 2
 
     def and_then(self, other: _Change) -> _Change:
         """Both, where the second came right after the first."""
         at_least, within = self.at_least + other.at_least, max(self.within, other.within)
-        return self._replace(at_least=at_least, within=within, new=other.new)
+        halvings = self.halvings + other.halvings
+        return self._replace(at_least=at_least, within=within, new=other.new, halvings=halvings)
 
 
 class _Course:
@@ -132,17 +144,21 @@ class _Course:
         numbering: Numbering,
         logged: Mapping[str, np.ndarray],
         scale_after: bool | None,
+        backoff: float | None,
     ) -> None:
         self._columns = columns
         self._logged = logged
         self._numbering = numbering
         self._step = columns["step"]
         scale = columns.get("loss_scale", np.empty(0))
-        self._rows = np.flatnonzero(np.isfinite(scale) & (scale > 0)) if len(scale) else np.empty(0, np.int64)
-        self._scale = scale[self._rows]
-        self.has_scale = len(self._rows) > 0
+        self._divisor = None if backoff is None else 1 / backoff
         norm, there = columns.get("grad_norm"), logged.get("grad_norm")
         nowhere = np.zeros(len(self._step), bool)
+        self._rows = np.flatnonzero(np.isfinite(scale) & (scale >= 0)) if len(scale) else np.empty(0, np.int64)
+        if norm is not None and (np.isfinite(norm[self._rows]) & (scale[self._rows] == 0)).any():
+            self._rows = self._rows[scale[self._rows] > 0]  # nothing finite was divided by a 0: it means no scale
+        self._scale = scale[self._rows]
+        self.has_scale = len(self._rows) > 0
         self._nonfinite_norm = nowhere if norm is None or there is None else ~np.isfinite(norm) & there  # (S,)
         self._after = self._stands_after() if scale_after is None else scale_after
 
@@ -164,22 +180,38 @@ class _Course:
         """Of the scale, between one logged step and the next."""
         if len(self._scale) < 2:
             return []
-        at = np.flatnonzero(np.diff(self._scale) != 0) + 1
+        at = np.flatnonzero((np.diff(self._scale) != 0) | (self._scale[1:] == 0)) + 1
         if not len(at):
             return []
         gaps = [self._gap(each) for each in at.tolist()]
-        ratios = [float(self._scale[each - 1] / self._scale[each]) for each in at.tolist()]
-        backoff = _factor([(ratio, gap) for ratio, gap in zip(ratios, gaps, strict=True) if ratio > 1])
-        growth = _factor([(1 / ratio, gap) for ratio, gap in zip(ratios, gaps, strict=True) if ratio < 1])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = (self._scale[at - 1] / self._scale[at]).tolist()  # inf where it became 0, NaN where it stayed so
+        fell = [(ratio, gap) for ratio, gap in zip(ratios, gaps, strict=True) if 1 < ratio < math.inf]
+        backoff = _factor(fell)
+        growth = _factor([(1 / ratio, gap) for ratio, gap in zip(ratios, gaps, strict=True) if 0 < ratio < 1])
+        steps_seen = [(ratio, gap) for ratio, gap in fell if gap == 1]
+        divisor = _factor(steps_seen) if steps_seen else self._divisor
         changes = []
         for each, gap, ratio in zip(at.tolist(), gaps, ratios, strict=True):
             old, new = float(self._scale[each - 1]), float(self._scale[each])
-            times = _power(ratio, backoff) if ratio > 1 else _power(1 / ratio, growth)
             row = int(self._rows[each])
+            if old == new == 0:
+                changes.append(_Change(row, "skip", "loss_scale", gap, gap, old, math.nan))
+                continue
+            if new == 0 and not self._after:  # used by this step already
+                changes.append(_Change(row, "skip", "loss_scale", 1, 1, new, math.nan))
+            halvings = 0
+            times = (_power(ratio, backoff) if ratio > 1 else _power(1 / ratio, growth)) if ratio else None
+            if new == 0 and math.log2(old) - gap * math.log2(backoff) < SMALLEST_POWER:
+                times = gap  # it fell, and the rest were lost to the 0
             if times is None or times > gap:
                 kind, times = "scale_set", 0
+            elif ratio < 1:
+                kind = "scale_growth"
             else:
-                kind = "skip" if ratio > 1 else "scale_growth"
+                kind = "skip"
+                known = _power(ratio, divisor) if divisor else None
+                times, halvings = known if known is not None and known <= gap else 1, times
             if not self._after:  # the row before used the old scale and this one the new: it may be that row's doing
                 before = int(self._rows[each - 1])
                 if gap == 1 or (kind == "skip" and times == 1 and self._nonfinite_norm[before]):
@@ -188,7 +220,7 @@ class _Course:
                     gap += 1
                     if kind == "skip" and self._nonfinite_norm[before]:
                         times -= 1  # told by its norm
-            changes.append(_Change(row, kind, "loss_scale", times, gap, old, new))
+            changes.append(_Change(row, kind, "loss_scale", times, gap, old, new, halvings))
         return changes
 
     def _gap(self, at: int) -> int:
@@ -236,11 +268,14 @@ class _Course:
         if kind in ("skip", "nonfinite_step"):
             if change.at_least > 1:
                 data["at_least"] = change.at_least
+            if change.halvings > change.at_least:
+                data["halvings"] = change.halvings
             if self.has_scale:
                 data["loss_scale"] = change.old if not math.isnan(change.old) else self._scale_at(row)
             if not math.isnan(change.new):
                 data["new_scale"] = change.new
-            if change.within == 1 or change.at_least >= change.within:  # else the row's values are of another step
+            lost = max(change.at_least, change.halvings)
+            if change.within == 1 or lost >= change.within:  # else the row's values are of another step
                 for name in ("loss", "grad_norm"):
                     there = self._logged.get(name)
                     if there is not None and there[row]:

@@ -344,6 +344,7 @@ class PlainRun(Run):
             logged=logged,
             scale_after=system.scale_after,
             skip_lacks_norm=system.skip_lacks_norm,
+            backoff=system.backoff,
             restarts=_restarts(files, set(mapping.values())),
         )
         columns.pop("skipped", None)

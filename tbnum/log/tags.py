@@ -34,6 +34,7 @@ class System:
     in_samples: bool = False  # whether its x axis counts samples
     loss_before: bool = False  # whether the loss may stand at the samples before its step, the others after it
     skip_lacks_norm: bool = False  # whether a skipped step logs no gradient norm
+    backoff: float | None = None  # what its scaler multiplies the scale by at a skip; None: the user's choice
 
 
 _LIGHTNING_LR = re.compile(r"lr-[^/]+(/pg1)?")
@@ -50,6 +51,7 @@ SYSTEMS = (
             "param_norm": ("params-norm",),
         },
         skip_lacks_norm=True,
+        backoff=0.5,
     ),
     System(
         "Megatron-DeepSpeed",
@@ -61,6 +63,7 @@ SYSTEMS = (
             "lr": ("learning-rate/learning-rate",),
             "param_norm": ("params-norm/params-norm",),
         },
+        backoff=0.5,
     ),
     System(
         "DeepSpeed",
@@ -72,6 +75,7 @@ SYSTEMS = (
         },
         in_samples=True,
         loss_before=True,
+        backoff=0.5,
     ),
     System(
         "NeMo",
@@ -83,6 +87,7 @@ SYSTEMS = (
             "lr": ("lr",),
         },
         scale_after=False,
+        backoff=0.5,
     ),
     System(
         "torchtitan",
@@ -93,6 +98,7 @@ SYSTEMS = (
         "fairseq",
         ("gnorm", "nll_loss"),
         {"loss": ("loss",), "loss_scale": ("loss_scale",), "grad_norm": ("gnorm",), "lr": ("lr",)},
+        backoff=0.5,
     ),
     System(
         "Transformers",
