@@ -1,7 +1,8 @@
 """Builds tbnum. Metadata stands in pyproject.toml; here stand the packages, and the panel's front end.
 
-`frontend/` is what is written, `static/` what is served: each module and the stylesheet minified by esbuild, one file
-for one and with a source map, and uPlot. npm fetches both by package-lock.json and its hashes.
+`frontend/` is what is written, `static/` what is served. esbuild bundles and minifies: `index.js` with all that it
+imports, uPlot too, and a file for each module that is imported only when a person opens it. Each has its source map.
+npm fetches both by package-lock.json and its hashes.
 
 `static/` carries the hash of all that it follows from, and is built anew only when that has changed. Wheels and sdists
 contain it, so who installs one needs neither npm nor a registry.
@@ -25,9 +26,16 @@ ROOT = Path(__file__).resolve().parent
 LOCK = ROOT / "package-lock.json"
 FRONTEND = ROOT / "plugins" / "tensorboard_plugin_tbnum" / "frontend"
 STATIC = FRONTEND.with_name("static")
-STAMP = STATIC / "built-from.sha256"
+STAMP = STATIC / "built-from.sha256"  # the recipe's hash, and the names of what was built by it
 TOOLS = ("node_modules/esbuild", "node_modules/uplot")  # as package-lock.json names them
 ESBUILD = {
+    "entryPoints": ["frontend/index.js", "frontend/style.css"],
+    "bundle": True,
+    "splitting": True,
+    # What is opened later gets at the modules of the first drawing through one file. Without this there would be one
+    # for each set of modules that happens to share them, and a request for each before anything is drawn.
+    "inject": ["frontend/index.js"],
+    "chunkNames": "[name]-[hash]",
     "minify": True,
     "format": "esm",
     "target": "es2022",
@@ -44,13 +52,7 @@ const [packages, options] = process.argv.slice(1);
 const { build } = require(require.resolve("esbuild", { paths: [packages] }));
 build(JSON.parse(options)).then(({ warnings }) => process.exit(warnings.length ? 1 : 0), () => process.exit(1));
 """
-# Each file in static/, the one of uPlot's package that it is made of, and what is added at its end: uPlot's minified
-# script is a module as soon as it exports its one name.
-VENDORED = (
-    ("vendor/uPlot.esm.js", "dist/uPlot.iife.min.js", "\nexport default uPlot;\n"),
-    ("vendor/uPlot.min.css", "dist/uPlot.min.css", ""),
-    ("vendor/LICENSE", "LICENSE", ""),
-)
+LICENSES = {"uPlot.LICENSE.txt": "uplot/LICENSE"}  # of what is bundled: each file in static/, and npm's that it is
 
 
 def text_of(file: Path) -> bytes:
@@ -59,22 +61,22 @@ def text_of(file: Path) -> bytes:
 
 
 def read_sources() -> dict[str, bytes]:
-    """What is written, by the names of its files, which are those of what is served."""
+    """What is written, by the names of its files."""
     return {file.name: text_of(file) for file in sorted(FRONTEND.glob("*")) if file.suffix in (".js", ".css")}
 
 
 def recipe_hash(sources: dict[str, bytes]) -> str:
     """Of all that `static/` follows from: the sources, the lock, and what is made of them here."""
-    recipe = {LOCK.name: text_of(LOCK), "recipe": repr((ESBUILD, VENDORED)).encode(), **sources}
+    recipe = {LOCK.name: text_of(LOCK), "recipe": repr((ESBUILD, LICENSES)).encode(), **sources}
     hashes = [(name, hashlib.sha256(content).hexdigest()) for name, content in recipe.items()]
     return hashlib.sha256(repr(hashes).encode()).hexdigest()
 
 
 def frontend_is_current() -> bool:
-    sources = read_sources()
-    names = [*sources, *(name + ".map" for name in sources), *(name for name, _, _ in VENDORED)]
-    whole = STAMP.is_file() and all((STATIC / name).is_file() for name in names)
-    return whole and STAMP.read_text().strip() == recipe_hash(sources)
+    if not STAMP.is_file():
+        return False
+    recipe, *built = STAMP.read_text(encoding="utf-8").splitlines()
+    return recipe == recipe_hash(read_sources()) and all((STATIC / name).is_file() for name in built)
 
 
 def build_frontend() -> None:
@@ -88,27 +90,29 @@ def build_frontend() -> None:
         # Away from the checkout, so that nothing but the recipe says what becomes of the sources.
         folder = Path(name)
         packages = ROOT / "node_modules"
-        if not has_tools(packages):
+        if has_tools(packages):
+            shutil.copytree(packages / "uplot", folder / "node_modules" / "uplot")
+        else:
             packages = fetch_tools(folder)
         (folder / "frontend").mkdir()
         for file, content in sources.items():
             (folder / "frontend" / file).write_bytes(content)
-        minify(sorted(sources), packages, folder)
+        bundle(packages, folder)
         built = {file.name: file.read_bytes() for file in (folder / "static").iterdir()}
-        for file, source, end in VENDORED:
-            content = (packages / "uplot" / source).read_bytes()
-            built[file] = content.rstrip() + end.encode() if end else content
+        built |= {file: (packages / source).read_bytes() for file, source in LICENSES.items()}
 
+    STATIC.mkdir(exist_ok=True)
     STAMP.unlink(missing_ok=True)  # a build that is broken off leaves no stamp
     for file, content in built.items():
         target = STATIC / file
-        target.parent.mkdir(parents=True, exist_ok=True)
         if not target.is_file() or target.read_bytes() != content:
             target.write_bytes(content)
-    for target in STATIC.rglob("*"):
-        if target.is_file() and target.relative_to(STATIC).as_posix() not in built:
+    for target in STATIC.iterdir():
+        if target.is_dir():
+            shutil.rmtree(target)
+        elif target.name not in built:
             target.unlink()
-    STAMP.write_text(recipe_hash(sources) + "\n")
+    STAMP.write_text("\n".join([recipe_hash(sources), *sorted(built)]) + "\n", encoding="utf-8")
 
 
 def has_tools(packages: Path) -> bool:
@@ -136,10 +140,9 @@ def fetch_tools(folder: Path) -> Path:
     return folder / "node_modules"
 
 
-def minify(names: Sequence[str], packages: Path, folder: Path) -> None:
-    """These files of `frontend/` in this folder into `static/` in it."""
-    options = {"entryPoints": [f"frontend/{name}" for name in names], **ESBUILD}
-    failed = run([on_path("node"), "--eval", RUN_ESBUILD, "--", str(packages), json.dumps(options)], folder)
+def bundle(packages: Path, folder: Path) -> None:
+    """`frontend/` in this folder into `static/` in it."""
+    failed = run([on_path("node"), "--eval", RUN_ESBUILD, "--", str(packages), json.dumps(ESBUILD)], folder)
     if failed is not None:
         raise SystemExit(f"tbnum: esbuild could not build the panel's front end from {FRONTEND}:\n{failed}")
 
@@ -212,7 +215,7 @@ setup(
     package_dir={"tensorboard_plugin_tbnum": "plugins/tensorboard_plugin_tbnum"},
     package_data={
         "tbnum": ["py.typed"],
-        "tensorboard_plugin_tbnum": ["http_api.md", "static/*", "static/**/*"],
+        "tensorboard_plugin_tbnum": ["http_api.md", "static/*"],
     },
     include_package_data=False,
     # Asked of pip for its build environment, where `npm` of this package is then on PATH.

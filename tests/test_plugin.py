@@ -783,10 +783,9 @@ def test_a_log_of_other_columns_is_answered_too(panel, tmp_path):
 @pytest.fixture
 def static(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "package" / "static"
-    (folder / "vendor").mkdir(parents=True)
+    folder.mkdir(parents=True)
     (folder / "index.js").write_text("export function render() {}\n")
     (folder / "panel.css").write_text("body { color: red }\n")
-    (folder / "vendor" / "uPlot.esm.js").write_text("export default null;\n")
     (folder / "index.js.map").write_text("{}\n")
     (folder / "built-from.sha256").write_text("0\n")
     (folder.parent / "plugin.py").write_text("secret\n")
@@ -801,7 +800,6 @@ def test_the_panels_files_are_served_as_what_they_are(panel, static):
     assert script.headers["X-Content-Type-Options"] == "nosniff"
     assert panel.get("static/panel.css").mimetype == "text/css"
     assert panel.get("static/index.js.map").mimetype == "application/json"
-    assert panel.get("static/vendor/uPlot.esm.js").status_code == 200
     assert panel.get("static/index.js", {"If-None-Match": script.headers["ETag"]}).status_code == 304
     (static / "index.js").write_text("export const changed = 1;\n")
     assert panel.get("static/index.js", {"If-None-Match": script.headers["ETag"]}).status_code == 200
@@ -810,9 +808,8 @@ def test_the_panels_files_are_served_as_what_they_are(panel, static):
 @pytest.mark.parametrize(
     "name",
     [
-        *("../plugin.py", "..%2fplugin.py", "%2e%2e/plugin.py", "vendor/../index.js", "/etc/passwd", "//etc/passwd"),
+        *("../plugin.py", "..%2fplugin.py", "%2e%2e/plugin.py", "static/../index.js", "/etc/passwd", "//etc/passwd"),
         *(
-            "vendor",
             "built-from.sha256",
             "nope.js",
             "index.js%00",
@@ -828,17 +825,11 @@ def test_nothing_but_the_panels_files_is_served(panel, static, name):
     assert response.status_code == 404 and b"secret" not in response.data
 
 
-def test_a_panel_that_was_not_built_says_how_to_build_it(panel, static):
+def test_a_panel_that_was_not_built_says_so_in_place_of_an_empty_tab(panel, static):
     assert panel.json("runs")["frontend"] == "ok"
-    shutil.rmtree(static / "vendor")
-    state = panel.json("runs")["frontend"]
-    assert state.startswith("missing: vendor/uPlot.esm.js") and "make frontend" in state and "pip install" in state
-    assert panel.get("static/index.js").data == (static / "index.js").read_bytes()
-
-
-def test_a_panel_without_any_file_says_so_in_place_of_an_empty_tab(panel, static):
     shutil.rmtree(static)
-    assert panel.json("runs")["frontend"].startswith("missing: index.js and vendor/uPlot.esm.js")
+    state = panel.json("runs")["frontend"]
+    assert state.startswith("missing: index.js") and "make frontend" in state and "pip install" in state
     script = panel.get("static/index.js")
     assert script.mimetype == "text/javascript" and b"export function render()" in script.data
     assert b"make frontend" in script.data and b"pip install" in script.data

@@ -51,7 +51,6 @@ logger = logging.getLogger("tensorboard")
 
 STATIC = Path(__file__).parent / "static"
 ENTRY = "index.js"
-VENDOR = "vendor/uPlot.esm.js"
 # In place of the entry point where there is none: TensorBoard would show an empty tab.
 NOT_BUILT = """\
 export function render() {
@@ -532,12 +531,11 @@ def static_files() -> dict[str, Path]:
 
 def frontend_state() -> str:
     """`ok`, or what is missing of the panel and how to get it."""
-    absent = [name for name in (ENTRY, VENDOR) if not (STATIC / name).is_file()]
-    if not absent:
+    if (STATIC / ENTRY).is_file():
         return "ok"
     return (
-        f"missing: {' and '.join(absent)}. In a checkout of tbnum run `make frontend` or `pip install .`, which"
-        " need npm; elsewhere install a wheel, which has them: `pip install --force-reinstall --no-deps tbnum`."
+        f"missing: {ENTRY}. In a checkout of tbnum run `make frontend` or `pip install .`, which need npm; elsewhere"
+        " install a wheel, which has it: `pip install --force-reinstall --no-deps tbnum`."
     )
 
 

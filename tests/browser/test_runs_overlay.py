@@ -127,7 +127,7 @@ def test_a_run_is_put_beside_the_current_one_by_key_or_box_and_its_module_comes_
     panel.wait_until(lambda: ends(panel) == 1, "its line")
     expect(panel.frame.locator("p[role=status]").first).to_contain_text(f"{SECOND} is now in the charts")
     expect(panel.frame.locator("#summary-loss")).to_contain_text(re.compile(rf"Beside it, at the end: {SECOND} \d"))
-    assert any("overlay.js" in url for url in asked)
+    assert any("static/overlay" in url for url in asked)
     runs.press("o")
     panel.wait_until(lambda: addressed(panel) == [], "the run out of the address")
     expect(panel.frame.locator(".overlay-bar")).to_be_hidden()

@@ -8,6 +8,8 @@
  * finite numbers and `null` only; what was not finite is drawn as a tick at the upper edge.
  */
 
+import uPlot from "uplot";
+
 import {
   counted, formatCount, formatNumber, formatScale, formatShare,
   linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, stepLabels, timeLabels, timeTicks,
@@ -17,7 +19,7 @@ import { cluster, glyph, lowerBound, onCurve, pillWidth, shownLanes } from "./ma
 
 /** @import { Series } from "./api.js" */
 /** @import { Overlay } from "./overlay.js" */
-/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Geometry, Lane, LineSpec, Model, Pane, SeriesLike, Values, Views, Plot, PlotClass, PlotOptions, PlotSeries, Scale } from "./types.js" */
+/** @import { ChartCallbacks, ChartSpec, Cluster, Edge, Geometry, Lane, LineSpec, Model, Pane, SeriesLike, Values, Views, Plot, PlotOptions, PlotSeries, Scale } from "./types.js" */
 
 /** Every view there is, in its first order. @type {ChartSpec[]} */
 export const CHARTS = [
@@ -261,9 +263,8 @@ const X_LABEL_HEIGHT = 20;
 const X_AXIS_HEIGHT = X_TICKS_HEIGHT + X_LABEL_HEIGHT;
 
 export class Charts {
-  /** @param {PlotClass} PlotClass @param {HTMLElement} root @param {ChartCallbacks} callbacks */
-  constructor(PlotClass, root, callbacks) {
-    this.PlotClass = PlotClass;
+  /** @param {HTMLElement} root @param {ChartCallbacks} callbacks */
+  constructor(root, callbacks) {
     this.root = root;
     this.callbacks = callbacks;
     /** @type {Model | null} */
@@ -616,7 +617,7 @@ export class Charts {
     const { spec } = pane;
     const last = index === this.panes.length - 1;
     const color = (/** @type {string} */ name) => () => this.colors[name];
-    const stepped = this.PlotClass.paths.stepped?.({ align: 1 });
+    const stepped = uPlot.paths.stepped?.({ align: 1 });
 
     /** @type {PlotSeries[]} */
     const series = [{}];
@@ -695,7 +696,7 @@ export class Charts {
         setSelect: [(u) => this.#selected(u)],
       },
     };
-    const plot = new this.PlotClass(options, /** @type {any} */ (pane.data), pane.holder);
+    const plot = new uPlot(options, /** @type {any} */ (pane.data), pane.holder);
     plot.over.append(pane.overlay);
     plot.over.addEventListener("wheel", (event) => this.#wheel(event, plot), { passive: false });
     let pressed = NaN;

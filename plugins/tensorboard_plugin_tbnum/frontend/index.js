@@ -10,7 +10,7 @@ import { counted, formatCount, formatElapsed, formatNumber, formatScaleShort, st
 import { addressOf, button, copyButton, element, followTheme, hostFilter, nowhere, onHostRuns, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
 import { buildLanes, laneOf, lowerBound } from "./marks.js";
 import {
-  CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventText, eventsAt, isPlain, listedEvents, notBuilt, problemState, runTitle, skipSummary,
+  CursorCard, EventCard, EventList, Legend, RunList, emptyState, eventText, eventsAt, isPlain, listedEvents, problemState, runTitle, skipSummary,
   stepText,
 } from "./view.js";
 
@@ -32,25 +32,22 @@ const SMALLEST_ZOOM_STEPS = 8;
 export async function render() {
   document.documentElement.lang = "en";
   document.title = "Numerics";
-  const library = import(new URL("./vendor/uPlot.esm.js", import.meta.url).href).then((module) => module.default, (/** @type {Error} */ error) => error);
-  await Promise.all([stylesheet("./vendor/uPlot.min.css"), stylesheet("./style.css")]);
+  await stylesheet();
   document.body.replaceChildren();
-  const panel = new Panel(document.body, library);
-  panel.start();
+  new Panel(document.body).start();
 }
 
-/** @param {string} path beside this module @returns {Promise<void>} resolved when it applies, or cannot be had */
-function stylesheet(path) {
+/** @returns {Promise<void>} resolved when it applies, or cannot be had */
+function stylesheet() {
   return new Promise((resolve) => {
-    const href = new URL(path, import.meta.url).href;
+    const { href } = new URL("./style.css", import.meta.url);
     document.head.append(element("link", { rel: "stylesheet", href, onload: () => resolve(), onerror: () => resolve() }));
   });
 }
 
 class Panel {
-  /** @param {HTMLElement} body @param {Promise<any>} library */
-  constructor(body, library) {
-    this.library = library;
+  /** @param {HTMLElement} body */
+  constructor(body) {
     this.api = new Api();
     /** @type {Place} */
     this.place = nowhere();
@@ -109,17 +106,12 @@ class Panel {
     this.#build(body);
   }
 
-  async start() {
+  start() {
     this.place = readPlace();
     followTheme(() => requestAnimationFrame(() => { this.charts?.recolor(); this.dock?.recolor(); }));
     onPlace((place) => this.#goTo(place));
     onReload(() => this.poll(true));
-    const PlotClass = await this.library;
-    if (PlotClass instanceof Error) {
-      this.#say(notBuilt(PlotClass.message));
-      return;
-    }
-    this.charts = new Charts(PlotClass, this.chartRoot, {
+    this.charts = new Charts(this.chartRoot, {
       zoom: (from, to) => this.zoom(from, to),
       reset: () => this.resetZoom(),
       select: (event) => this.select(event, false),
@@ -476,7 +468,7 @@ class Panel {
       });
     }
     if (tensors && !this.dock) {
-      const [{ Dock }] = await Promise.all([import("./dock.js"), import("./heatmap.js"), import("./histogram.js")]); // not one after another
+      const { Dock } = await import("./dock.js");
       this.dock ??= new Dock(this.api, {
         hover: (step) => { this.cursor = null; this.cursorCard.hide(); this.charts?.setCursor(step); this.dock?.setCursor(step); },
         zoom: (from, to) => this.zoom(from, to),

@@ -163,7 +163,6 @@ export type Cluster = {
 // ---- Charts
 
 export type Plot = uPlot;
-export type PlotClass = typeof uPlot;
 export type PlotOptions = uPlot.Options;
 export type PlotSeries = uPlot.Series;
 

@@ -707,16 +707,6 @@ export function emptyState(logdir, scanning) {
   );
 }
 
-/** @param {string} reason */
-export function notBuilt(reason) {
-  return alerting(notice(
-    "The panel's front end is not built",
-    element("p", {}, "The chart library uPlot, which the build puts beside the panel, is missing. In the checkout of tbnum run one of:"),
-    codeLine("make frontend"), codeLine("pip install ."),
-    element("p", "quiet", "Both need npm, and the network once. Then reload this page."), element("p", "quiet", reason),
-  ));
-}
-
 /** @param {string} title @param {string} text */
 export function problemState(title, text) {
   return alerting(notice(title, element("p", {}, text)));
