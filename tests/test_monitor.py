@@ -242,6 +242,21 @@ def test_clipping_by_value_and_by_parts_is_measured_as_what_the_optimizer_got(tm
     assert steps["clip_coef"] == pytest.approx([each / 13.0 for each in expected], rel=1e-5)
 
 
+def test_a_clip_that_lists_tied_parameters_twice_is_measured_as_what_the_optimizer_got(tmp_path: Path) -> None:
+    encoder, decoder = nn.Linear(8, 8), nn.Linear(8, 8)
+    decoder.weight = encoder.weight
+    optimizer = torch.optim.SGD([encoder.weight, encoder.bias, decoder.bias], lr=0.1)
+    after = []
+    with tbnum.wrap(optimizer, logdir=tmp_path):
+        for x in batches(4):
+            optimizer.zero_grad()
+            decoder(encoder(x)).square().mean().backward()
+            nn.utils.clip_grad_norm_([*encoder.parameters(), *decoder.parameters()], 0.1)
+            after.append(float64_norm([encoder.weight, encoder.bias, decoder.bias]))
+            optimizer.step()
+    np.testing.assert_allclose(steps_of(tmp_path)["grad_norm_clipped"], after, rtol=1e-6)
+
+
 def test_a_clip_written_by_hand_after_unscale_is_noticed(tmp_path: Path) -> None:
     parameter = nn.Parameter(torch.zeros(2))
     optimizer, scaler = torch.optim.SGD([parameter], lr=0.1), scaler_for(1024.0)

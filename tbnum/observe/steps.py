@@ -450,7 +450,9 @@ class StepObserver:
                 self._close_without_what_came_since()
             if one is None and self._are_left_over(gradients):
                 continue
-            whole = is_all or all(id(its_own[place]) in clipped for place in gradients.places)
+            # Tied parameters that are listed twice are clipped twice, by a coefficient that is not theirs.
+            is_once = is_all or len(clipped) == len(parameters)
+            whole = is_all or (is_once and all(id(its_own[place]) in clipped for place in gradients.places))
             touched[name] = Cover.ALL if whole else Cover.SOME
             self._before_clip(name, optimizer, gradients, max_norm, taken)
             if whole and self._open[name].layout is not None and clipped.issubset(map(id, its_own)):
