@@ -64,7 +64,8 @@ def alone() -> dict[str, Any]:
     return ranks.one_process(ranks.Net())
 
 
-SPREADS = "ddp fsdp2 fsdp2_scaled hsdp fsdp1 fsdp1_unscaled fsdp1_original fsdp1_hybrid fsdp1_whole".split()
+SPREADS = ["ddp", "fsdp2", "fsdp2_scaled", "hsdp"]
+SPREADS += ["fsdp1", "fsdp1_unscaled", "fsdp1_original", "fsdp1_hybrid", "fsdp1_whole"]
 
 
 # -- the norms are those of one process ------------------------------------------------------------------------------
