@@ -99,7 +99,11 @@ def _skipped(event: Event) -> str:
     if within == 1:
         return f"{_subject(event)} was skipped"
     were = "was" if at_least == 1 else "were"
-    return f"At least {at_least} of the {within} steps up to {event.step:,} {were} skipped"
+    halvings = event.data.get("halvings")
+    likely = f" ({halvings} if each skip halved the scale)" if halvings else ""
+    if at_least == within:
+        return f"All {within} steps up to {event.step:,} were skipped"
+    return f"At least {at_least} of the {within} steps up to {event.step:,} {were} skipped{likely}"
 
 
 _HOW = {
@@ -240,10 +244,18 @@ def _unknown(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
         row = f"skip {skip.in_row} in a row"
         why = f"the loss was finite, yet {_overflowed(event.data)} even at a scale of {scale} ({row})"
         return why, BACKWARD_REMEDY
+    if as_float(event.data.get("loss_scale")) == 0:
+        return f"no gradient can be divided by a scale of {scale}", ZERO_REMEDY
     if event.data.get("inferred"):
         return _unknown_in_plain(event, scale)
     why = f"{_overflowed(event.data)} at a scale of {scale}, and the record begins too late to tell why"
     return why, "Nothing to do if it stays alone; keep the log in the run's folder when it is resumed."
+
+
+ZERO_REMEDY = (
+    "Stop the run: a scale of 0 never grows again. Restart from a checkpoint with finite parameters, and look for what "
+    "the scale fell for."
+)
 
 
 def _unknown_in_plain(event: Event, scale: str) -> tuple[str, str]:
@@ -275,10 +287,14 @@ def explained_collapse(event: Event, collapse: Collapse, later: Later | None) ->
             f"Stop the run and restore a checkpoint from before step {collapse.from_step} whose parameters are finite.",
         ),
     }.get(collapse.cause, ("the gradients overflow at every scale although the loss is finite", BACKWARD_REMEDY))
-    message = (
-        f"The loss scale fell from {scale_text(collapse.old_scale)} to {scale_text(low)} over "
-        f"{count_text(skips, 'skipped step')} in a row (from step {collapse.from_step}): {why}."
-    )
+    row = f"{count_text(skips, 'skipped step')} in a row (from step {collapse.from_step})"
+    if collapse.old_scale == 0:
+        message = f"The loss scale was {scale_text(0)} at {row}: no gradient can be divided by it."
+        remedy = ZERO_REMEDY
+    else:
+        message = (
+            f"The loss scale fell from {scale_text(collapse.old_scale)} to {scale_text(low)} over {row}: {why}."
+        )
     data = {"from_step": collapse.from_step, "skips": skips, "old_scale": collapse.old_scale, "new_scale": low}
     return Event(
         event.step, event.wall_time, "scale_collapse", "error", event.optimizer, collapse.cause, message, remedy, data
