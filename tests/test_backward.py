@@ -193,19 +193,34 @@ def test_loops_side_by_side_have_their_own_losses(tmp_path: Path) -> None:
             expected[at].append(loss.item())
             loops[at].update()
 
-    for at in range(2):  # each loop's thread is known from its first step on
-        loss = loops[at].loss()
-        loss.backward()
-        expected[at].append(loss.item())
-        loops[at].update()
     threads = [threading.Thread(target=train, args=(at,)) for at in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     for loop, losses in zip(loops, expected, strict=True):
-        found = loop.recorded()[0]
-        assert found[0] == losses[0] and found[2:] == losses[2:]  # the step in which the thread changed has none
+        assert loop.recorded()[0] == losses
+
+
+def test_a_loop_may_go_on_in_another_thread_and_its_backward_run_in_one_of_its_own(tmp_path: Path) -> None:
+    loop, expected = Loop(tmp_path), []
+
+    def backward() -> None:
+        loss = loop.loss()
+        loss.backward()
+        expected.append(loss.item())
+
+    def step() -> None:
+        another_model(loop)
+        backward()
+        loop.update()
+
+    for target in (step, step, backward, step):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join(60)
+        loop.update() if target is backward else None
+    assert loop.recorded() == (expected, [1.0] * 4)
 
 
 def test_a_compiled_model_has_its_loss(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def _seen(original: Callable[..., None]) -> Callable[..., None]:
             or torch._C._current_graph_task_id() != -1  # inside of another: a checkpoint that runs forward again
         ):
             return original(tensors, *given, **kwargs)
-        marks = [(observer, observer.backward_begins()) for observer in _seam.observers()]
+        marks = [(observer, observer.backward_begins(losses)) for observer in _seam.observers()]
         original(tensors, *given, **kwargs)
         for observer, mark in marks:
             if mark is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Before", "Gradients", "carries_scale", "dtypes_behind", "local", "parameters_of"]
+__all__ = ["Before", "Gradients", "carries_scale", "dtypes_behind", "leads_to", "local", "parameters_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -108,6 +108,25 @@ def dtypes_behind(loss: Tensor, nodes: int = 1000) -> set[torch.dtype]:
         found.update(metadata.dtype for metadata in getattr(node, "_input_metadata", ()))  # torch has it since 2.3
         to_visit += [before for before, _ in node.next_functions]
     return found
+
+
+def leads_to(losses: Iterable[Any], parameters: Iterable[Tensor]) -> bool:
+    """Whether the backward of any loss gives a parameter a gradient. Mostly it is a few operations to the first.
+
+    About 1 microsecond for each operation behind the losses where it does not. Nothing of the parameters is read.
+    """
+    wanted = set(map(id, parameters))
+    seen: set[Any] = set()
+    to_visit = [getattr(loss, "grad_fn", None) for loss in losses]
+    while to_visit:
+        node = to_visit.pop()
+        if node is None or node in seen:
+            continue
+        if id(getattr(node, "variable", None)) in wanted:
+            return True
+        seen.add(node)
+        to_visit += [before for before, _ in node.next_functions]
+    return False
 
 
 def _versions(gradients: list[Tensor]) -> list[int]:

@@ -20,7 +20,7 @@ import operator
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -32,7 +32,7 @@ from tbnum.measure.chunks import stored
 from tbnum.measure.norms import Taken, norms_of
 from tbnum.measure.statistics import statistics_of
 from tbnum.observe.caller import users_line, warn
-from tbnum.observe.gradients import Before, Gradients, carries_scale, dtypes_behind, local, parameters_of
+from tbnum.observe.gradients import Before, Gradients, carries_scale, dtypes_behind, leads_to, local, parameters_of
 from tbnum.observe.records import (
     UNKNOWN,
     Change,
@@ -72,6 +72,7 @@ class Cover(enum.Enum):
 
 
 LOOKED_AT = 8  # parameters whose gradients tell of a backward, where every backward is this loop's
+STRANGERS = 8  # backwards in another thread after which it is taken to be another loop's
 MAX_PENDING = 256  # steps whose device values may be under way; a device is never that far behind its host
 
 
@@ -136,6 +137,7 @@ class StepObserver:
         self._in_scaler_step: str | None = None
         self._pending: deque[Pending] = deque()
         self._thread = threading.get_ident()  # in which the loop runs
+        self._strangers: Counter[int] = Counter()  # backwards of others, by thread
         self._looks_at_all = False  # at every gradient, to tell whose backward it was
         self._seen_once: set[tuple[str, str | None]] = set()
         self._without_gradients: set[str] = set()
@@ -236,12 +238,23 @@ class StepObserver:
             self._backwards.append(graph_task)
 
     @_harmless
-    def backward_begins(self) -> Mark | None:
+    def backward_begins(self, losses: Sequence[Any]) -> Mark | None:
         """Before any backward. None where it does not matter, else to be given to `backward_ended`."""
-        if self.scaler is not None or threading.get_ident() != self._thread or capturing() or self._is_inside_a_step:
+        if self.scaler is not None or capturing() or self._is_inside_a_step or not self._is_in_its_thread(losses):
             return None
         most = None if self._looks_at_all else LOOKED_AT
         return Mark(len(self._backwards), Before.of(self.optimizers().values(), most))
+
+    def _is_in_its_thread(self, losses: Sequence[Any]) -> bool:
+        """Loops may run side by side, each in a thread of its own. Of one that goes on in another the loss tells."""
+        thread = threading.get_ident()
+        if thread != self._thread and self._strangers[thread] < STRANGERS:
+            parameters = [each for optimizer in self.optimizers().values() for each in parameters_of(optimizer)]
+            if leads_to(losses, parameters):
+                self._thread = thread
+            else:
+                self._strangers[thread] += 1
+        return thread == self._thread
 
     @_harmless
     def backward_ended(self, mark: Mark, losses: Sequence[Any]) -> None:
@@ -379,6 +392,7 @@ class StepObserver:
         if name in self._open and self._open[name].stage is Stage.STEPPING:
             del self._open[name]  # the step before ended in an exception
         self._thread = threading.get_ident()
+        self._strangers.pop(self._thread, None)
         one = self._opened(name)
         one.lr = _learning_rates(optimizer)
         grad_scale = getattr(optimizer, "grad_scale", None) if scaler is not None else None
