@@ -351,6 +351,26 @@ def test_fused_and_unfused_see_the_same_skips_scales_and_norms(unscale: bool, tm
     assert found[True]["nonfinite_tensors"].tolist() == found[False]["nonfinite_tensors"].tolist()
 
 
+@pytest.mark.parametrize("size", [1e-18, 1e-25, 1e-40])
+def test_gradients_whose_squares_vanish_in_float32_have_their_norm_and_torch_clips_them_as_ever(
+    size: float, tmp_path: Path
+) -> None:
+    parameters = [nn.Parameter(torch.zeros(100, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    twins = [nn.Parameter(torch.zeros(100, dtype=each.dtype)) for each in parameters]
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    for each, twin in zip(parameters, twins, strict=True):
+        each.grad = (torch.randn(100) * size).to(each.dtype)
+        twin.grad = each.grad.clone()
+    expected = math.sqrt(sum(each.grad.double().square().sum().item() for each in parameters))
+    with tbnum.wrap(optimizer, logdir=tmp_path, tensor_interval=1):
+        assert torch.equal(tbnum.clip_grad_norm_(parameters, 1e-26), nn.utils.clip_grad_norm_(twins, 1e-26))
+        assert all(torch.equal(each.grad, twin.grad) for each, twin in zip(parameters, twins, strict=True))
+        optimizer.step()
+    run = tbnum.read(tmp_path)["."]
+    assert run.steps["grad_norm"][0] == pytest.approx(expected, rel=1e-6)
+    assert np.hypot.reduce(run.tensors["grad_norm"].values[0]) == pytest.approx(expected, rel=1e-6)
+
+
 # -- steps -----------------------------------------------------------------------------------------------------------
 
 

@@ -85,6 +85,14 @@ def test_special_values_give_what_float32_gives(values: list[float], norm: float
     assert by_place([torch.tensor(values)])[0] == pytest.approx(norm, nan_ok=True, abs=1e-20)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("size", [1e-25, 1e-40, 1e25])
+def test_in_float64_no_square_vanishes_or_overflows(dtype: torch.dtype, size: float) -> None:
+    tensor = (torch.randn(50, dtype=torch.float64) * size).to(dtype)
+    (found,) = norms_of([tensor], torch.float64)
+    assert found.norms.item() == pytest.approx(float64_norm(tensor), rel=1e-12)
+
+
 def test_the_total_is_the_norm_of_all_and_nonfinite_counts_tensors() -> None:
     tensors = [torch.tensor([3.0]), torch.tensor([4.0]), torch.tensor([math.nan]), torch.tensor([math.inf])]
     (all_of_them,) = norms_of(tensors)

@@ -71,14 +71,16 @@ class Taken:
 
 
 @torch.no_grad()
-def norms_of(tensors: Sequence[Tensor]) -> list[TensorNorms]:
+def norms_of(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[TensorNorms]:
     """2-norm of each tensor; one entry per device.
 
-    Any mix of shapes, devices, layouts and floating or complex types. 16-bit types are summed in float32; a
-    sparse tensor is coalesced first (entries at the same index add up), which is the one case that may sync.
+    Any mix of shapes, devices, layouts and floating or complex types. 16-bit types are summed in float32, or all of
+    them in `dtype`; a sparse tensor is coalesced first (entries at the same index add up), which is the one case that
+    may sync.
 
     Costs one pass over the elements, two small kernels a device, no host sync. Finite elements whose squares
-    overflow float32 (beyond about 1e19) give inf.
+    overflow float32 (beyond about 1e19) give inf, and those whose squares vanish in it (below about 1e-22) count as
+    zero; in float64 neither happens.
     """
     if not tensors:
         return []
@@ -87,10 +89,10 @@ def norms_of(tensors: Sequence[Tensor]) -> list[TensorNorms]:
     by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
     # torch's own grouping, as its optimizers and its clipping use it: in C++, it costs a tenth of a loop here.
     groups = _group_tensors_by_device_and_dtype([list(tensors)], True)
-    for (device, dtype), ([members], index) in groups.items():
+    for (device, of_tensors), ([members], index) in groups.items():
         all_index, all_norms = by_device.setdefault(device, ([], []))
         all_index.extend(index)
-        all_norms.extend(_norms_of_one_type(cast(list[Tensor], members), device, dtype))
+        all_norms.extend(_norms_of_one_type(cast(list[Tensor], members), device, of_tensors, dtype))
     if len(groups) == 1:  # of one type, in the order given
         return [TensorNorms(index, torch.stack(norms), in_order=True) for index, norms in by_device.values()]
     return [TensorNorms(index, _stack(norms)) for index, norms in by_device.values()]
@@ -104,10 +106,12 @@ def combine(totals: Iterable[float]) -> float:
     return math.hypot(*parts)
 
 
-def _norms_of_one_type(members: list[Tensor], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+def _norms_of_one_type(
+    members: list[Tensor], device: torch.device, dtype: torch.dtype, sum_in: torch.dtype | None
+) -> list[Tensor]:
     if dtype.is_complex:
         members = [torch.view_as_real(tensor.resolve_conj()) for tensor in members]
-    wider = torch.float32 if dtype.itemsize < 4 else None
+    wider = torch.float32 if sum_in is None and dtype.itemsize < 4 else sum_in
     if device.type != "cpu":
         return list(torch._foreach_norm(members, 2, dtype=wider))
     if max(map(torch.numel, members)) <= _CHUNK_ABOVE:  # the common case

@@ -73,6 +73,7 @@ class Cover(enum.Enum):
 
 LOOKED_AT = 8  # parameters whose gradients tell of a backward, where every backward is this loop's
 STRANGERS = 8  # backwards in another thread after which it is taken to be another loop's
+VANISHING = 1e-16  # a norm of many gradients below it may have lost some of them, whose squares float32 does not hold
 MAX_PENDING = 256  # steps whose device values may be under way; a device is never that far behind its host
 
 
@@ -723,11 +724,12 @@ def _measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = No
     by_torch = None if taken is None else taken.of(gradients)
     gradients = local(gradients) if by_torch is None else gradients
     norms = norms_of(gradients) if by_torch is None else [by_torch]
-    totals: list[Number] = []
+    totals: list[Number] = [hold(each.total()) for each in norms]
+    if any(isinstance(total, float) and total < VANISHING for total in totals):
+        norms = norms_of(gradients, torch.float64)  # all of them are so small that their squares vanish in float32
+        totals = [hold(each.total()) for each in norms]
     nonfinite: list[Number] = []
-    for each in norms:
-        total = hold(each.total())
-        totals.append(total)
+    for each, total in zip(norms, totals, strict=True):
         if isinstance(total, Tensor):
             nonfinite.append(each.nonfinite())
         elif math.isfinite(total):
