@@ -365,6 +365,7 @@ class Monitor:
         if state is None:
             step, how = starting_step(past, optimizers)
             if how == "fresh":
+                self._recorder.look_for_a_repeat_of(past)
                 return
             self._observer.next_step = step
             self._recorder.resumed(step, int(np.count_nonzero(past.steps["skipped"][past.steps["step"] < step])))

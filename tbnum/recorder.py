@@ -302,6 +302,18 @@ class Recorder:
         except Exception:  # somebody else's log, in whatever state, is no reason for this run not to start
             return
 
+    def look_for_a_repeat_of(self, past: Run) -> None:
+        """Likewise of the last session before this one in the same folder, which this one begins anew."""
+        try:
+            earlier = [each for each in past.meta["sessions"] if each.get("session") != self.session]
+            if self._rank or not earlier or earlier[-1].get("fingerprint") != self._fingerprint:
+                return
+            lost = divergence(past)
+            if lost is not None:
+                self._repeats = _Lost(self.folder.name, *lost, _thresholds(past), same_folder=True)
+        except Exception:  # as above
+            return
+
     def look_for_lower_ranks(self) -> None:
         """Warn where ranks write to different folders: each would be a run of its own, and nobody would know why.
 
@@ -329,7 +341,7 @@ class Recorder:
         thresholds = {one.max_norm for one in record.optimizers.values() if not math.isnan(one.max_norm)}
         if lost is None or thresholds != lost.thresholds:
             return
-        data = {"run": lost.run, "at_step": lost.step, "why": lost.why}
+        data = {"run": lost.run, "at_step": lost.step, "why": lost.why, "same_folder": lost.same_folder}
         event = Event(record.step, record.wall_time, "repeat_of_diverged_run", data=data)
         warn(self._event(event).message)
 
@@ -372,6 +384,7 @@ class _Lost(NamedTuple):
     step: int  # at which it was lost
     why: str
     thresholds: set[float]  # at which its first step clipped
+    same_folder: bool = False
 
 
 def _thresholds(run: Run) -> set[float]:

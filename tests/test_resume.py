@@ -210,6 +210,15 @@ def test_the_second_start_of_a_run_that_diverged_warns_and_names_it(tmp_path: Pa
     assert run.events[0].kind == "repeat_of_diverged_run" and run.events[0].remedy
 
 
+def test_the_same_run_again_in_the_same_folder_is_told_when_it_begins_anew(tmp_path: Path) -> None:
+    assert diverging(tmp_path / "run") == []
+    (warning,) = diverging(tmp_path / "run")
+    assert "in this folder" in warning and "collapsed" in warning
+    assert run_of(tmp_path / "run").events[0].kind == "repeat_of_diverged_run"
+    assert diverging(tmp_path / "run", lr=0.2) == []
+    assert diverging(tmp_path / "run") == []  # what the folder holds now is the run with another learning rate
+
+
 def test_another_clip_threshold_is_another_run(tmp_path: Path) -> None:
     diverging(tmp_path / "first", max_norm=1.0)
     assert diverging(tmp_path / "tighter", max_norm=0.5) == []

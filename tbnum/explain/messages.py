@@ -486,8 +486,9 @@ def _schedule_state_lost(event: Event, data: Mapping[str, Any], later: Later | N
 
 def _repeat_of_diverged_run(event: Event, data: Mapping[str, Any], later: Later | None) -> tuple[str, str]:
     where = f" at step {data['at_step']:,}" if "at_step" in data else ""
+    run = "The last training in this folder" if data.get("same_folder") else f"The run {data.get('run', '?')!r}"
     return (
-        f"The run {data.get('run', '?')!r} had the same seed and settings and was lost{where}: "
+        f"{run} had the same seed and settings and was lost{where}: "
         f"{data.get('why', 'see its report')}. This one will fail alike.",
         "Change something before it runs on: first the loss scale policy, where there is a GradScaler; then the clip "
         "threshold, then the learning rate.",
