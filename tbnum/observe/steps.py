@@ -725,7 +725,7 @@ def _measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = No
     gradients = local(gradients) if by_torch is None else gradients
     norms = norms_of(gradients) if by_torch is None else [by_torch]
     totals: list[Number] = [hold(each.total()) for each in norms]
-    if any(isinstance(total, float) and total < VANISHING for total in totals):
+    if totals and all(isinstance(total, float) and total < VANISHING for total in totals):
         norms = norms_of(gradients, torch.float64)  # all of them are so small that their squares vanish in float32
         totals = [hold(each.total()) for each in norms]
     nonfinite: list[Number] = []
