@@ -283,6 +283,7 @@ def test_a_norm_that_is_not_finite_and_losses_that_never_are_again_is_a_step_tha
         ),
         ("torchtitan", {"loss": "loss_metrics/global_avg_loss", "grad_norm": "grad_norm", "lr": "lr"}),
         (None, {"loss": "train_loss_step", "grad_norm": "grad_2.0_norm_total", "lr": "lr-AdamW"}),  # Lightning
+        (None, {"loss": "loss_step", "lr": "lr-AdamW"}),  # Lightning, of self.log("loss", ..., on_step, on_epoch)
         (None, {"loss": "train/loss", "loss_scale": "train/loss_scale", "lr": "lr-SGD/pg1"}),
         (None, {"loss": "Loss/train"}),  # the tutorial of torch.utils.tensorboard
     ],

@@ -129,7 +129,7 @@ OTHER = System(
         "loss": (
             *("train_loss_step", "train/loss_step", "train_loss", "train/loss", "loss/train", "Loss/train"),
             *("Train/loss", "Train/Loss", "training_loss", "training/loss", "Training Loss", "train/total_loss"),
-            *("loss", "Loss", "train_loss_epoch", "train/loss_epoch"),
+            *("loss_step", "loss", "Loss", "train_loss_epoch", "train/loss_epoch", "loss_epoch"),
         ),
         "loss_scale": ("loss_scale", "train/loss_scale", "train_loss_scale", "grad_scale", "train/grad_scale"),
         "grad_norm": (
