@@ -10,7 +10,6 @@ seen.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -20,16 +19,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tbnum.measure.extremes import extremes, readable
-from tbnum.observe.caller import warn
 from tbnum.observe.names import named_modules
 from tbnum.observe.transfer import Transfer, capturing
+from tbnum.observe.watcher import Watcher, harmless
 
 __all__ = [
     "ActivationWatch",
@@ -41,8 +40,6 @@ __all__ = [
     "limit_of",
     "tensors_in",
 ]
-
-_P = ParamSpec("_P")
 
 _REST_STEPS = 100  # between two armings after skips
 
@@ -170,31 +167,14 @@ def _inert() -> Callable[..., None]:
 # -- what both watches do ----------------------------------------------------------------------------------------------
 
 
-def _harmless(method: Callable[_P, None]) -> Callable[_P, None]:
-    """Trouble of tbnum's own never reaches the model that is watched: it is told once."""
-
-    @functools.wraps(method)
-    def harmless(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        watch: Any = args[0]
-        if watch._muted:
-            return
-        try:
-            method(*args, **kwargs)
-        except Exception as error:
-            watch._trouble(error)
-
-    return harmless
-
-
-class _Watch:
+class _Watch(Watcher):
     """Hooks on the modules of models, and on tensors, for the length of a step. Holds the models weakly."""
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        super().__init__("watch a module")
         self._models = {name: weakref.ref(model) for name, model in models.items()}
         self._hooks = ModuleHooks(self._called, self._returned)
         self._tensor_hooks: list[Any] = []
-        self._muted = False
-        self.troubles = 0
 
     def _modules(self) -> list[tuple[str, nn.Module]]:
         alive = {name: model for name, ref in self._models.items() if (model := ref()) is not None}
@@ -205,15 +185,6 @@ class _Watch:
         for handle in self._tensor_hooks:
             handle.remove()  # a module may return a parameter, which outlives the step
         self._tensor_hooks = []
-
-    @contextlib.contextmanager
-    def muted(self) -> Iterator[None]:
-        """What runs in this context is not the training: it is not watched."""
-        before, self._muted = self._muted, True
-        try:
-            yield
-        finally:
-            self._muted = before
 
     def _called(self, call: Call, inputs: list[Tensor]) -> None:
         raise NotImplementedError
@@ -231,13 +202,6 @@ class _Watch:
                 tell(gradient)
 
         self._tensor_hooks.append(tensor.register_hook(backward))
-
-    def _trouble(self, error: Exception) -> None:
-        self.troubles += 1
-        if self.troubles == 1:
-            warn(
-                f"tbnum could not watch a module ({type(error).__name__}: {error}). Training is not affected.",
-            )
 
 
 # -- sentinels ---------------------------------------------------------------------------------------------------------
@@ -354,11 +318,11 @@ class Sentinels(_Watch):
             reports.append(SentinelReport(step, _first_forward(bad), _first_backward(seen, bad)))
         return reports
 
-    @_harmless
+    @harmless
     def _called(self, call: Call, inputs: list[Tensor]) -> None:
         self._watch(call, "input", inputs)
 
-    @_harmless
+    @harmless
     def _returned(self, call: Call, outputs: list[Tensor]) -> None:
         self._watch(call, "output", outputs)
 
@@ -372,7 +336,7 @@ class Sentinels(_Watch):
                 source = (-id(tensor), 0) if node is None else (node._sequence_nr(), tensor.output_nr)
                 self._on_gradient(tensor, functools.partial(self._see, call, place, True, source, False))
 
-    @_harmless
+    @harmless
     def _see(
         self,
         call: Call,
@@ -530,14 +494,14 @@ class ActivationWatch(_Watch):
     def _called(self, call: Call, inputs: list[Tensor]) -> None:
         pass
 
-    @_harmless
+    @harmless
     def _returned(self, call: Call, outputs: list[Tensor]) -> None:
         for tensor in outputs:
             if call.counts:
                 self._measure(_label(call.module, "output"), tensor)
             self._on_gradient(tensor, functools.partial(self._measure, _label(call.module, "gradient")))
 
-    @_harmless
+    @harmless
     def _measure(self, name: str, tensor: Tensor) -> None:
         values = readable(tensor)
         if values is None:

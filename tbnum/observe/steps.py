@@ -12,17 +12,15 @@ stepped or one steps again.
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import functools
 import math
 import operator
 import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +29,7 @@ from tbnum.measure.change import changes_of, copies_of
 from tbnum.measure.chunks import stored
 from tbnum.measure.norms import Taken, norms_of
 from tbnum.measure.statistics import statistics_of
-from tbnum.observe.caller import users_line, warn
+from tbnum.observe.caller import users_line
 from tbnum.observe.gradients import Before, Gradients, carries_scale, dtypes_behind, leads_to, local, parameters_of
 from tbnum.observe.records import (
     UNKNOWN,
@@ -48,6 +46,7 @@ from tbnum.observe.records import (
 )
 from tbnum.observe.shards import Layouts
 from tbnum.observe.transfer import Number, capturing, hold
+from tbnum.observe.watcher import Watcher, harmless
 
 __all__ = ["StepObserver"]
 
@@ -57,10 +56,6 @@ class Mark(NamedTuple):
 
     backwards: int  # that were seen in the step
     before: Before
-
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 class Cover(enum.Enum):
@@ -77,23 +72,7 @@ VANISHING = 1e-16  # a norm of many gradients below it may have lost some of the
 MAX_PENDING = 256  # steps whose device values may be under way; a device is never that far behind its host
 
 
-def _harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Trouble of tbnum's own never reaches the training loop: it is told once, and the step goes on unrecorded."""
-
-    @functools.wraps(method)
-    def harmless(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-        if args[0]._is_muted:  # type: ignore[attr-defined]
-            return None
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:
-            args[0]._trouble(error)  # type: ignore[attr-defined]
-            return None
-
-    return harmless
-
-
-class StepObserver:
+class StepObserver(Watcher):
     """Follows the loop of some optimizers, and a scaler or none, from what the hooks tell it.
 
     Holds optimizers and scaler weakly. Every method that hooks call is cheap where there is nothing to do, never
@@ -114,6 +93,7 @@ class StepObserver:
         histogram_interval: int,
         layouts: Layouts,
     ) -> None:
+        super().__init__("follow a step and goes on without it")
         self._optimizers = {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
         self._name_of = {id(optimizer): name for name, optimizer in optimizers.items()}
         self._scaler = None if scaler is None else weakref.ref(scaler)
@@ -121,7 +101,6 @@ class StepObserver:
         self._on_sighting = on_sighting
         self._on_first_step: Callable[[], None] | None = on_first_step
         self._on_close = on_close
-        self._is_muted = False
         self._verify_interval = verify_interval
         self._tensor_interval = tensor_interval
         self._histogram_interval = histogram_interval
@@ -142,7 +121,6 @@ class StepObserver:
         self._looks_at_all = False  # at every gradient, to tell whose backward it was
         self._seen_once: set[tuple[str, str | None]] = set()
         self._without_gradients: set[str] = set()
-        self.troubles = 0
 
     # -- what the hooks ask ------------------------------------------------------------------------------------
 
@@ -161,15 +139,6 @@ class StepObserver:
         """An optimizer calls its closure again, as LBFGS does: the loss of the step is the first."""
         return any(one.stage is Stage.STEPPING for one in self._open.values())
 
-    @contextlib.contextmanager
-    def muted(self) -> Iterator[None]:
-        """What runs in this context is not the training: it is not followed."""
-        before, self._is_muted = self._is_muted, True
-        try:
-            yield
-        finally:
-            self._is_muted = before
-
     def name_of(self, optimizer: torch.optim.Optimizer) -> str | None:
         name = self._name_of.get(id(optimizer))
         return name if name is not None and self._optimizers[name]() is optimizer else None
@@ -181,13 +150,13 @@ class StepObserver:
 
     # -- losses ------------------------------------------------------------------------------------------------
 
-    @_harmless
+    @harmless
     def loss_logged(self, loss: Number) -> None:
         """The user told of a loss. Where that happens in a step, only what the user told counts."""
         if not self._is_inside_a_step:
             self._logged_losses.append(loss)
 
-    @_harmless
+    @harmless
     def closure_returned(self, loss: Any) -> None:
         """What the closure of `optimizer.step(closure)` gave back, at its first call."""
         if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
@@ -195,7 +164,7 @@ class StepObserver:
         elif isinstance(loss, (int, float)):
             self._closure_losses = [float(loss)]
 
-    @_harmless
+    @harmless
     def loss_scaled(self, loss: Tensor, scaled: Tensor) -> None:
         """`scaler.scale(loss)` gave `scaled`: note the loss when its backward runs."""
         self._follow(loss, scaled)
@@ -231,14 +200,14 @@ class StepObserver:
             # A disabled scaler gives back the user's own tensor, on which a hook would be in the way of saving it.
             scaled.grad_fn.register_prehook(backward_begins)
 
-    @_harmless
+    @harmless
     def backward_ran(self, loss: Number, graph_task: int) -> None:
         """The backward of a loss that was given to the scaler has begun, without `create_graph`."""
         self._losses.append(loss)
         if graph_task not in self._backwards:
             self._backwards.append(graph_task)
 
-    @_harmless
+    @harmless
     def backward_begins(self, losses: Sequence[Any]) -> Mark | None:
         """Before any backward. None where it does not matter, else to be given to `backward_ended`."""
         if self.scaler is not None or capturing() or self._is_inside_a_step or not self._is_in_its_thread(losses):
@@ -257,7 +226,7 @@ class StepObserver:
                 self._strangers[thread] += 1
         return thread == self._thread
 
-    @_harmless
+    @harmless
     def backward_ended(self, mark: Mark, losses: Sequence[Any]) -> None:
         """The backward of `losses` has run, without an enabled scaler and without `create_graph`."""
         if len(self._backwards) > mark.backwards:
@@ -272,7 +241,7 @@ class StepObserver:
 
     # -- the scaler --------------------------------------------------------------------------------------------
 
-    @_harmless
+    @harmless
     def unscaled(self, optimizer: torch.optim.Optimizer) -> None:
         """`scaler.unscale_(optimizer)` has run: the gradients carry no scale now."""
         name = self.name_of(optimizer)
@@ -290,7 +259,7 @@ class StepObserver:
             return
         self._measure(name, optimizer, Gradients.of(optimizer), 1.0)
 
-    @_harmless
+    @harmless
     def unscale_refused(self, optimizer: torch.optim.Optimizer) -> None:
         """`scaler.unscale_(optimizer)` has raised."""
         name = self.name_of(optimizer)
@@ -302,7 +271,7 @@ class StepObserver:
             data = {"where": users_line(), "float16": half, "tensors": len(gradients)}
             self._sight_once("float16_gradients", data, name)
 
-    @_harmless
+    @harmless
     def scaler_step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         name = self.name_of(optimizer)
         scaler = self.scaler
@@ -320,7 +289,7 @@ class StepObserver:
             if changed:
                 self._sight_once("unscale_in_accumulation", {"where": users_line()}, name)
 
-    @_harmless
+    @harmless
     def scaler_step_ended(self, optimizer: torch.optim.Optimizer, failed: bool) -> None:
         name, self._in_scaler_step = self._in_scaler_step, None
         scaler = self.scaler
@@ -349,7 +318,7 @@ class StepObserver:
         if skipped:
             one.parameters_nonfinite = _any_nonfinite(parameters_of(optimizer))
 
-    @_harmless
+    @harmless
     def update_begins(self, new_scale: float | Tensor | None) -> Update | None:
         """Before `scaler.update(new_scale)`. What it returns is to be given to `update_ended`."""
         inside = None if self._in_scaler_step is None else self._optimizers[self._in_scaler_step]()
@@ -364,7 +333,7 @@ class StepObserver:
             was_set=new_scale is not None,
         )
 
-    @_harmless
+    @harmless
     def update_ended(self, update: Update) -> None:
         scaler = self.scaler
         if scaler is None or scaler._scale is None:
@@ -378,7 +347,7 @@ class StepObserver:
 
     # -- the optimizer -----------------------------------------------------------------------------------------
 
-    @_harmless
+    @harmless
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Inside `optimizer.step()`, with the gradients that it will use (after a closure's first return)."""
         name = self.name_of(optimizer)
@@ -416,7 +385,7 @@ class StepObserver:
             one.snapshot = copies_of(local(parameters_of(optimizer)))
         one.stage = Stage.STEPPING
 
-    @_harmless
+    @harmless
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         name = self.name_of(optimizer)
         one = None if name is None else self._open.get(name)
@@ -433,7 +402,7 @@ class StepObserver:
 
     # -- clipping ----------------------------------------------------------------------------------------------
 
-    @_harmless
+    @harmless
     def clip_begins(
         self, parameters: Sequence[Tensor], max_norm: float | None, taken: Taken | None = None
     ) -> dict[str, Cover]:
@@ -512,7 +481,7 @@ class StepObserver:
             and not gradients.same_as(one.seen)
         )
 
-    @_harmless
+    @harmless
     def clip_ended(
         self, touched: Mapping[str, Cover], max_norm: float | None, total_norm: Tensor | None, *, is_2_norm: bool
     ) -> None:
@@ -545,13 +514,13 @@ class StepObserver:
 
     # -- closing -----------------------------------------------------------------------------------------------
 
-    @_harmless
+    @harmless
     def drain(self, wait: bool = False) -> None:
         """Hand on the steps whose values have reached the host, in order. With `wait`, all."""
         while self._pending and (wait or len(self._pending) > MAX_PENDING or self._pending[0].ready()):
             self._hand_on(self._pending.popleft())
 
-    @_harmless
+    @harmless
     def finish(self) -> None:
         """Close a step that only some optimizers have taken, and hand on everything."""
         if any(one.stage is Stage.STEPPED for one in self._open.values()):
@@ -698,17 +667,9 @@ class StepObserver:
             self._seen_once.add(key)
             self.sight(kind, data, self._label(optimizer))
 
-    @_harmless
+    @harmless
     def backward_under_autocast(self) -> None:
         self._sight_once("backward_under_autocast", {"where": users_line()})
-
-    def _trouble(self, error: Exception) -> None:
-        self.troubles += 1
-        if self.troubles == 1:
-            warn(
-                f"tbnum could not follow a step and goes on without it ({type(error).__name__}: {error}). "
-                "Training is not affected; the record lacks what it could not see."
-            )
 
     def _sight_without_gradients(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         if name not in self._without_gradients:

@@ -1,0 +1,58 @@
+"""What those who watch a training have in common: they do it no harm, and look away from what is no part of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Concatenate, ParamSpec, TypeVar
+
+from tbnum.observe.caller import warn
+
+__all__ = ["Watcher", "harmless"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_W = TypeVar("_W", bound="Watcher")
+
+
+class Watcher:
+    """Trouble of its own is told once, as `could not ...`; in a context of `muted` its hooks do nothing."""
+
+    def __init__(self, could_not: str) -> None:
+        self._could_not = could_not
+        self._is_muted = False
+        self.troubles = 0
+
+    @contextlib.contextmanager
+    def muted(self) -> Iterator[None]:
+        """What runs in this context is not the training."""
+        before, self._is_muted = self._is_muted, True
+        try:
+            yield
+        finally:
+            self._is_muted = before
+
+    def _trouble(self, error: Exception) -> None:
+        self.troubles += 1
+        if self.troubles == 1:
+            warn(
+                f"tbnum could not {self._could_not} ({type(error).__name__}: {error}). "
+                "Training is not affected; the record lacks what it could not see."
+            )
+
+
+def harmless(method: Callable[Concatenate[_W, _P], _R]) -> Callable[Concatenate[_W, _P], _R | None]:
+    """A method that hooks call, in the loop and in the model: no exception of its own reaches them."""
+
+    @functools.wraps(method)
+    def called(self: _W, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        if self._is_muted:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self._trouble(error)
+            return None
+
+    return called
