@@ -9,6 +9,7 @@ way is set by hand here; the sharding, its clipping and its checkpoints are its 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,6 @@ def accelerated(folder: Path, version: int, **settings: Any) -> None:
                     optimizer.zero_grad()
         if version == 2:  # of FSDP1 a checkpoint's optimizer ends in a segmentation fault on CPUs, without tbnum too
             accelerator.save_state(str(folder / "checkpoint"))
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 class TellsItsLoss(ranks.Net):
@@ -68,12 +67,12 @@ class InOrder(Trainer):
         return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
 
-def trained(folder: Path) -> None:
+def trained(folder: Path, version: int, **settings: Any) -> None:
     arguments = TrainingArguments(
         output_dir=str(folder / "out"),
         use_cpu=True,
         fsdp="full_shard",
-        fsdp_config={"version": 2, "fsdp_version": 2},
+        fsdp_config={"version": version, "fsdp_version": version, **settings},
         max_steps=ranks.STEPS,
         per_device_train_batch_size=ranks.SIZE // dist.get_world_size() // MICRO_BATCHES,
         gradient_accumulation_steps=MICRO_BATCHES,
@@ -91,14 +90,24 @@ def trained(folder: Path) -> None:
     InOrder(TellsItsLoss(), arguments, train_dataset=rows, callbacks=[recording]).train()
 
 
+_NOT_FROM_ONE_RANK = {"sync_module_states": False}  # which takes an accelerator
+TRAININGS: list[tuple[str, Callable[..., None], int, dict[str, Any]]] = [
+    ("accelerate", accelerated, 2, {}),
+    ("accelerate", accelerated, 1, {"use_orig_params": True, **_NOT_FROM_ONE_RANK}),
+    ("transformers", trained, 2, {}),
+    ("transformers", trained, 1, {"cpu_ram_efficient_loading": False, **_NOT_FROM_ONE_RANK}),
+]
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     AcceleratorState.__init__ = _sharding_on_cpus  # type: ignore[method-assign]
-    accelerated(folder / "accelerate_fsdp2", 2)
-    accelerated(folder / "accelerate_fsdp1", 1, use_orig_params=True, sync_module_states=False)
-    trained(folder / "transformers_fsdp2")
+    for kind, train, version, settings in TRAININGS:
+        train(folder / f"{kind}_fsdp{version}", version, **settings)
+        for state in (AcceleratorState, GradientState, PartialState):  # kept in the process
+            state._reset_state()
     dist.barrier()
     dist.destroy_process_group()
 

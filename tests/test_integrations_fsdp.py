@@ -36,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return tbnum.read(folder)
 
 
-@pytest.mark.parametrize("kind", ["accelerate_fsdp2", "accelerate_fsdp1", "transformers_fsdp2"])
+@pytest.mark.parametrize("kind", ["accelerate_fsdp2", "accelerate_fsdp1", "transformers_fsdp2", "transformers_fsdp1"])
 def test_a_sharded_training_is_recorded_as_that_of_one_process(kind: str, runs: dict[str, Run]) -> None:
     run, alone = runs[kind], ranks.one_process(ranks.Net())
     for name, expected in alone["columns"].items():
