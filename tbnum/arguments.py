@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 import os
 import re
 from collections import Counter
@@ -118,7 +119,7 @@ def checked_config(config: Any) -> dict[str, Any]:
 
 def check_intervals(**intervals: Any) -> None:
     for name, interval in intervals.items():
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+        if isinstance(interval, bool) or not isinstance(interval, numbers.Integral) or interval < 1:
             raise ValueError(f"{name} is {interval!r}; it must be a whole number of steps, at least 1.")
 
 

@@ -851,6 +851,11 @@ def test_bad_input_is_refused_with_the_value_and_the_way_out_before_anything_is_
     assert not (tmp_path / "run").exists()
 
 
+def test_an_interval_may_be_a_whole_number_of_numpys(tmp_path: Path) -> None:
+    with tbnum.wrap(OPTIMIZERS["SGD"](Half().parameters()), logdir=tmp_path, tensor_interval=np.int64(2)):  # type: ignore[arg-type]
+        pass
+
+
 def test_log_loss_refuses_what_is_no_loss(tmp_path: Path) -> None:
     with (
         tbnum.wrap(OPTIMIZERS["SGD"](Half().parameters()), logdir=tmp_path) as monitor,
