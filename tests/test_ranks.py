@@ -18,14 +18,15 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import tbnum
 from tbnum.cli import main as command
-from tbnum.explain import findings
+from tbnum.explain import explain_run, findings
 from tbnum.explain.ranks import guilty_words
+from tbnum.log import reader
 from tbnum.log.ranks import match_sessions, plan_of, ranks_text
 from tbnum.log.reader import Run
 from tbnum.log.schema import Event, step_columns
 from tbnum.log.writer import LogWriter
 from tests import ranks
-from tests.recorded import START, record, row, skip
+from tests.recorded import META, START, append, record, row, skip
 from tests.routes import Panel
 
 NORMS = ("grad_norm", "grad_norm_clipped", "param_norm", "update_norm", "clip_coef")
@@ -469,3 +470,53 @@ def test_whose_fault_it_was_says_no_more_than_is_known() -> None:
     assert told([0, 1, 2], [1.0, 9.0, 3.0], [1], "outlier") == "; it is the loss of rank 1, against 2 on the others"
     assert told([0, 1, 2], [1.0, 1.0, 1.0], [2], "part") == "; what is not finite lies in the part of rank 2"
     assert guilty_words({"ranks": {"numbers": [0, 1], "losses": [1.0, 1.0], "guilty": [], "how": None}}) == ""
+
+
+# -- more ranks than fit into memory ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", [name for name in OF_FOUR.split() if name not in ("own_folders", "counted")])
+def test_ranks_that_do_not_fit_into_memory_tell_the_same(
+    scenario: str, four: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Run(four[scenario].folder)
+    expected = [kept.steps, explain_run(kept), findings(kept), kept.problems]
+    monkeypatch.setattr(reader, "RANKS_BYTES", 0)
+    anew = Run(four[scenario].folder)
+    for name, values in expected[0].items():
+        np.testing.assert_array_equal(anew.steps[name], values, err_msg=name)
+    assert repr([anew.steps, explain_run(anew), findings(anew), anew.problems]) == repr(expected)
+    for name in ("loss", "micro_batches"):
+        np.testing.assert_array_equal(anew.ranks.column(name)[1], kept.ranks.column(name)[1])
+        for ours, theirs in zip(anew.ranks.spread(name), kept.ranks.spread(name), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_files_of_ranks_that_do_not_fit_are_read_once_a_question_and_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "RANKS_BYTES", 0)
+    logs = []
+    for rank in range(4):
+        meta = {**META, "world_size": 4, "start_time": START}
+        logs.append(LogWriter(tmp_path, columns=step_columns({"optimizer": 1}), meta=meta, rank=rank))
+        append(logs[-1], range(100), {50: {"loss": math.nan if rank == 2 else 1.0, "skipped": True}})
+        for step in range(40, 60):
+            logs[-1].write_event(skip(step, loss=math.nan if rank == 2 else 1.0))
+    run = Run(tmp_path)
+    assert run.ranks is not None
+    opened: list[str] = []
+    refresh = reader._SessionFile.refresh
+    monkeypatch.setattr(reader._SessionFile, "refresh", lambda file: opened.append(file.path.name) or refresh(file))
+    (skipped,) = [event for event in explain_run(run) if event.step == 50 and event.kind == "skip"]
+    assert skipped.data["ranks"]["guilty"] == [2] and "on rank 2 alone" in skipped.message
+    findings(run, explain_run(run))
+    assert sorted(opened) == sorted(log.path.name for log in logs[1:])  # 20 skips, one pass
+    for log in logs:
+        append(log, range(100, 120))
+    opened.clear()
+    assert run.refresh() and len(opened) == 4
+    assert [record.last_step for record in run.ranks.sessions[0].by_rank.values()] == [119] * 4
+    np.testing.assert_array_equal(run.ranks.spread("loss")[1], run.steps["loss"])
+    for log in logs:
+        log.close()

@@ -17,7 +17,7 @@ import numpy as np
 from tbnum.explain.finding import OF_THE_RUN, Finding
 from tbnum.explain.thresholds import OUTLYING_LOSS, RANK_LOST_SECONDS, REPLICAS_APART
 from tbnum.explain.words import as_float, number_text, scale_text
-from tbnum.log.ranks import RankRecord, Ranks, ranks_text
+from tbnum.log.ranks import Ranks, ranks_text
 from tbnum.log.schema import Event
 
 __all__ = ["disagreement_words", "events_of_all_ranks", "guilty_words", "rank_findings"]
@@ -45,10 +45,9 @@ def events_of_all_ranks(events: Sequence[Event], ranks: Ranks | None) -> list[Ev
         }
         for session in ranks.sessions
     ]
-    told = [
-        _with_ranks(event, ranks, failures) if event.kind in _FAILURES else event
-        for event in [*events, *_of_other_ranks(events, ranks)]
-    ]
+    events = [*events, *_of_other_ranks(events, ranks)]
+    _look(ranks, [event for event in events if event.kind in _FAILURES])
+    told = [_with_ranks(event, ranks, failures) if event.kind in _FAILURES else event for event in events]
     told += _disagreements(ranks)
     told += _lost(ranks)
     return sorted(told, key=lambda event: event.step)  # stable: within a step the lowest rank's come first
@@ -87,6 +86,29 @@ _FAILURES = ("skip", "nonfinite_step", "norm_overflow")
 
 def _key(event: Event) -> _Key:
     return event.kind, event.step, event.optimizer
+
+
+def _look(ranks: Ranks, failed: Sequence[Event]) -> None:
+    """What the rules below ask of all ranks, in one pass over them."""
+    prefixes = {f"{event.optimizer}/" if event.optimizer else "" for event in failed}
+    rows = _rows_of(ranks, [event.step for event in failed])
+    spreads = ["loss", *_verdicts(ranks), *(name for name in ranks.steps if name.split("/")[-1] == "param_norm")]
+    names = ["loss", "micro_batches", *(prefix + "nonfinite_tensors" for prefix in sorted(prefixes))]
+    ranks.look(spreads=spreads, names=names, rows=rows[rows >= 0].tolist())
+
+
+def _rows_of(ranks: Ranks, steps: Sequence[int]) -> np.ndarray:
+    """The rows (K,) of steps; -1 for those that the run does not have."""
+    step, wanted = ranks.steps.get("step", np.empty(0, np.int64)), np.array(steps, np.int64)
+    if not len(step):
+        return np.full(len(wanted), -1)
+    rows = np.minimum(np.searchsorted(step, wanted), len(step) - 1)
+    return np.where(step[rows] == wanted, rows, -1)
+
+
+def _verdicts(ranks: Ranks) -> list[str]:
+    """Columns in which ranks agree, or one of them goes its own way."""
+    return [name for name in ranks.steps if name.split("/")[-1] == "skipped" or name == "loss_scale"]
 
 
 def _with_ranks(
@@ -194,14 +216,16 @@ def _end_of(ranks: Ranks, number: int) -> float:
 
 def _disagreements(ranks: Ranks) -> Iterator[Event]:
     """Stretches of steps at which ranks skipped, and others did not, or scaled by other scales."""
-    names = [name for name in ranks.steps if name.split("/")[-1] == "skipped" or name == "loss_scale"]
+    names = _verdicts(ranks)
     step = ranks.steps.get("step", np.empty(0, np.int64))
     differ = np.zeros(len(step), bool)
     for name in names:
         least, greatest = ranks.spread(name)
         differ |= greatest > least
     edges = np.flatnonzero(np.diff(np.concatenate([[False], differ, [False]]).astype(np.int8)))
-    for begin, end in edges.reshape(-1, 2)[:DISAGREEMENTS_TOLD].tolist():
+    edges = edges.reshape(-1, 2)[:DISAGREEMENTS_TOLD]
+    ranks.look(names=names, rows=edges[:, 0].tolist())
+    for begin, end in edges.tolist():
         values = {name: ranks.at(name, begin) for name in names}
         differing = [name for name in names if ranks.spread(name)[1][begin] > ranks.spread(name)[0][begin]]
         data = {
@@ -215,7 +239,7 @@ def _disagreements(ranks: Ranks) -> Iterator[Event]:
 def _lost(ranks: Ranks) -> Iterator[Event]:
     """Ranks whose record stops without an end, while others went on or were ended."""
     for number, session in enumerate(ranks.sessions):
-        lasts = {rank: _last(record) for rank, record in session.by_rank.items()}
+        lasts = {rank: (record.last_step, record.last_wall_time) for rank, record in session.by_rank.items()}
         cut = _end_of(ranks, number)
         for rank, record in session.by_rank.items():
             others = [other for other in session.by_rank if other != rank]
@@ -231,14 +255,6 @@ def _lost(ranks: Ranks) -> Iterator[Event]:
             if at < cut:
                 data = {"rank": rank, "last_step": step, "last_step_of_others": last_of_others}
                 yield Event(at, wall_time if math.isfinite(wall_time) else newest, "rank_lost", data=data)
-
-
-def _last(record: RankRecord) -> tuple[int, float]:
-    """Last step, -1 where there is none, and when it closed."""
-    step, wall_time = (record.steps.get(name, np.empty(0)) for name in ("step", "wall_time"))
-    if not len(step):
-        return -1, -math.inf
-    return int(step[-1]), float(wall_time[-1]) if len(wall_time) else math.nan
 
 
 def disagreement_words(data: Mapping[str, Any]) -> str:

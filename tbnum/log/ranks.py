@@ -38,9 +38,11 @@ class RankRecord:
     """One rank's record of one session."""
 
     meta: Mapping[str, Any]
-    steps: Mapping[str, np.ndarray]  # columns, `step` strictly increasing
+    steps: Mapping[str, np.ndarray]  # columns, `step` strictly increasing; may read the rank's file each time
     events: Sequence[Event]
     ended: str | None  # None: it goes on, or was killed
+    last_step: int  # -1: it took none
+    last_wall_time: float  # when that one closed; -inf without one, NaN where unknown
 
 
 class RanksSession(NamedTuple):
@@ -216,13 +218,18 @@ def _s(ranks: Sequence[int]) -> str:
 
 @dataclass
 class Ranks:
-    """A run as its ranks recorded it. `steps` are the run's, those of its lowest rank."""
+    """A run as its ranks recorded it. `steps` are the run's, those of its lowest rank.
+
+    There may be more ranks than fit into memory: then each pass over their columns reads their files anew, one after
+    the other (0.3 s a million steps and rank). So whatever needs several columns or rows asks for them in one `look`.
+    """
 
     steps: Mapping[str, np.ndarray]
     sessions: Sequence[RanksSession]
     world_size: int = 1
     _plans: list[dict[str, Plan]] = field(default_factory=list)
     _spreads: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    _rows: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # (K,) rows, (R, K) values
     _combined: dict[str, np.ndarray] | None = None
 
     @property
@@ -245,21 +252,39 @@ class Ranks:
 
     def spread(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The least and the greatest value (S,) of all ranks at each step; NaN where none has one. Worked out once."""
-        if name not in self._spreads:
-            least = np.full(self._count, np.nan)
-            greatest = least.copy()
-            for rank in self.present:  # one after the other, for there may be many
-                values = self._of(rank, name)
-                np.fmin(least, values, out=least)
-                np.fmax(greatest, values, out=greatest)
-            self._spreads[name] = least, greatest
+        self.look(spreads=(name,))
         return self._spreads[name]
 
     def at(self, name: str, row: int) -> dict[int, float]:
-        """Each rank's value in one row of the run's steps; NaN where it has none. O(ranks)."""
-        step = self.steps["step"][row : row + 1]
-        session = self.sessions[self.session_of(row)]
-        return {rank: float(_aligned(record.steps, name, step)[0]) for rank, record in session.by_rank.items()}
+        """Each rank's value in one row of the run's steps; NaN where it has none. O(ranks) after a `look`."""
+        rows, values = self._rows.get(name, (np.empty(0, np.int64), np.empty((0, 0))))
+        at = int(np.searchsorted(rows, row))
+        if at == len(rows) or rows[at] != row:
+            self.look(names=(name,), rows=(row,))
+            rows, values = self._rows[name]
+            at = int(np.searchsorted(rows, row))
+        by_rank = self.sessions[self.session_of(row)].by_rank
+        return {rank: float(values[place, at]) for place, rank in enumerate(self.present) if rank in by_rank}
+
+    def look(self, *, spreads: Iterable[str] = (), names: Iterable[str] = (), rows: Iterable[int] = ()) -> None:
+        """One pass over the ranks for all of this: what `spread` tells of columns, and `at` of columns and rows."""
+        spreads = [name for name in dict.fromkeys(spreads) if name not in self._spreads]
+        asked = np.unique(np.array(list(rows), np.int64))
+        known = {name: self._rows[name][0] if name in self._rows else np.empty(0, np.int64) for name in names}
+        known = {name: there for name, there in known.items() if not np.isin(asked, there).all()}
+        asked = np.unique(np.concatenate([asked, *known.values()])) if known else asked[:0]
+        picked = {name: np.full((len(self.present), len(asked)), np.nan) for name in known}
+        ends = {name: (np.full(self._count, np.nan), np.full(self._count, np.nan)) for name in spreads}
+        for place, rank in enumerate(self.present if spreads or picked else ()):
+            for name in dict.fromkeys([*spreads, *picked]):
+                values = self._of(rank, name)
+                if name in ends:
+                    np.fmin(ends[name][0], values, out=ends[name][0])
+                    np.fmax(ends[name][1], values, out=ends[name][1])
+                if name in picked:
+                    picked[name][place] = values[asked]
+        self._spreads |= ends
+        self._rows |= {name: (asked, values) for name, values in picked.items()}
 
     def session_of(self, row: int) -> int:
         """The session, by its number, that made a row of the run's steps."""
@@ -335,13 +360,12 @@ class Ranks:
     def _ends(self, session: RanksSession, plan: Plan, last_step: int, whose: str) -> Iterator[str]:
         for rank in sorted({rank for ranks in plan.gradients for rank in ranks}):
             record = session.by_rank[rank]
-            steps = record.steps.get("step", np.empty(0))
-            if not len(steps):
+            if record.last_step < 0:
                 yield f"rank {rank} recorded no step: the norms{whose} are unknown"
-            elif steps[-1] < last_step and record.ended is not None:
+            elif record.last_step < last_step and record.ended is not None:
                 yield (
-                    f"the record of rank {rank} ends at step {steps[-1]}: from there on the norms{whose}, of which it "
-                    "has a part, are unknown"
+                    f"the record of rank {rank} ends at step {record.last_step}: from there on the norms{whose}, of "
+                    "which it has a part, are unknown"
                 )
 
 
@@ -374,76 +398,136 @@ def _aligned(columns: Mapping[str, np.ndarray], name: str, step: np.ndarray) -> 
 
 
 def _combined(plan: Plan, get: Callable[[int, str], np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """The columns of one optimizer over the steps of one session."""
+    """The columns of one optimizer over the steps of one session. Rank after rank, whose columns are asked for once."""
+    gradients = [_Gradients(ranks, count) for ranks in plan.gradients] if plan.problem is None else []
+    parameters = [_Parameters(ranks, count) for ranks in plan.parameters] if plan.parameters_problem is None else []
+    sets: list[_Gradients | _Parameters] = [*gradients, *parameters]
+    for rank in dict.fromkeys(rank for one in sets for rank in one.ranks):
+        shares = SHARD if rank in plan.sharded else ""
+        for one in sets:
+            if rank in one.ranks:
+                one.add(rank, get, shares)
+
     unknown = np.full(count, np.nan)
-    wholes: dict[str, list[np.ndarray]] = {name: [] for name in ("grad_norm", "grad_norm_clipped", "nonfinite_tensors")}
-    clips: list[np.ndarray] = []
-    thresholds: list[np.ndarray] = []
-    for ranks in () if plan.problem else plan.gradients:
-        norm = _joined(_shares(plan, get, ranks, "grad_norm"))
-        clipped = _joined(_shares(plan, get, ranks, "grad_norm_clipped"))
-        clip = _same(get(rank, "clip_coef") for rank in ranks)
-        max_norm = _same(get(rank, "max_norm") for rank in ranks)
-        skipped = get(ranks[0], "skipped") != 0
-        # A clip by torch of sharded gradients goes by their whole norm, which no rank's record has: it is here.
-        derived = np.where(skipped, np.nan, np.minimum(1.0, max_norm / (norm + 1e-6)))
-        ratio = _ratio(clipped, norm)
-        with np.errstate(invalid="ignore"):
-            clipped = np.where(np.isnan(clipped), norm * derived, clipped)
-            as_derived = np.isnan(ratio) | (np.abs(ratio - derived) < 1e-4 * derived)
-        was_clipped = ~np.isnan(derived) | np.any([~np.isnan(get(rank, "clip_coef")) for rank in ranks], axis=0)
-        measured = np.where(as_derived & ~np.isnan(derived), derived, ratio)
-        clips.append(np.where(np.isnan(clip), np.where(was_clipped, measured, np.nan), clip))
-        thresholds.append(max_norm)
-        wholes["grad_norm"].append(norm)
-        wholes["grad_norm_clipped"].append(clipped)
-        wholes["nonfinite_tensors"].append(_most([get(rank, "nonfinite_tensors") for rank in ranks]))
-    found = {name: _joined(parts) if parts else unknown for name, parts in wholes.items()}
-    if wholes["nonfinite_tensors"]:
-        found["nonfinite_tensors"] = np.sum(wholes["nonfinite_tensors"], axis=0)
+    found = {name: unknown for name in ("grad_norm", "grad_norm_clipped", "nonfinite_tensors", "max_norm", "clip_coef")}
+    if gradients:
+        columns = [one.columns() for one in gradients]
+        for name in ("grad_norm", "grad_norm_clipped"):
+            found[name] = _joined([each[name] for each in columns])
+        found["nonfinite_tensors"] = np.sum([each["nonfinite_tensors"] for each in columns], axis=0)
+        found["max_norm"] = _same([each["max_norm"] for each in columns])
+        clips = [each["clip_coef"] for each in columns]
+        one_clip = _same(clips)
+        any_clip = np.any([~np.isnan(clip) for clip in clips], axis=0)
+        ratio = _ratio(found["grad_norm_clipped"], found["grad_norm"])
+        found["clip_coef"] = np.where(np.isnan(one_clip) & any_clip, ratio, one_clip)
     # A NaN norm beside a known count is a measured one.
     found["nonfinite_tensors"] = np.where(
         np.isnan(found["grad_norm"]) & ~(found["nonfinite_tensors"] > 0), np.nan, found["nonfinite_tensors"]
     )
-    found["max_norm"] = _same(thresholds) if thresholds else unknown
-    found["clip_coef"] = unknown
-    if clips:
-        one = _same(clips)
-        any_clip = np.any([~np.isnan(clip) for clip in clips], axis=0)
-        ratio = _ratio(found["grad_norm_clipped"], found["grad_norm"])
-        found["clip_coef"] = np.where(np.isnan(one) & any_clip, ratio, one)
     for name in ("param_norm", "update_norm"):
-        parts = [_joined(_shares(plan, get, ranks, name)) for ranks in plan.parameters]
-        found[name] = _joined(parts) if parts and plan.parameters_problem is None else unknown
+        found[name] = _joined([one.norms[name].whole() for one in parameters]) if parameters else unknown
     return found
 
 
-def _shares(plan: Plan, get: Callable[[int, str], np.ndarray], ranks: Sequence[int], name: str) -> list[np.ndarray]:
-    return [get(rank, name + SHARD if rank in plan.sharded else name) for rank in ranks]
+class _Joined:
+    """(S,) the norm of a whole from those of its parts, one after the other; NaN where one is."""
+
+    def __init__(self, count: int) -> None:
+        self._norm = np.zeros(count)
+        self._unknown = np.zeros(count, bool)
+
+    def add(self, part: np.ndarray) -> None:
+        self._unknown |= np.isnan(part)
+        np.hypot(self._norm, part, out=self._norm)
+
+    def whole(self) -> np.ndarray:
+        return np.where(self._unknown, np.nan, self._norm)
+
+
+class _Same:
+    """(S,) the value that all have; NaN where they differ or one has none."""
+
+    def __init__(self) -> None:
+        self.value: np.ndarray | None = None
+
+    def add(self, values: np.ndarray) -> None:
+        self.value = values if self.value is None else np.where(self.value == values, self.value, np.nan)
+
+
+class _Gradients:
+    """Norms and clipping of one set of tensors, of which `ranks` have each a part."""
+
+    def __init__(self, ranks: Sequence[int], count: int) -> None:
+        self.ranks = ranks
+        self._norm, self._clipped = _Joined(count), _Joined(count)
+        self._clip, self._max_norm = _Same(), _Same()
+        self._was_clipped = np.zeros(count, bool)
+        self._skipped = np.zeros(count, bool)
+        self._nonfinite = np.zeros(count)  # each rank counts those whose part it holds is not finite: at least so many
+        self._untold = np.zeros(count, bool)
+
+    def add(self, rank: int, get: Callable[[int, str], np.ndarray], shares: str) -> None:
+        self._norm.add(get(rank, "grad_norm" + shares))
+        self._clipped.add(get(rank, "grad_norm_clipped" + shares))
+        clip = get(rank, "clip_coef")
+        self._clip.add(clip)
+        self._was_clipped |= ~np.isnan(clip)
+        self._max_norm.add(get(rank, "max_norm"))
+        if rank == self.ranks[0]:
+            self._skipped = get(rank, "skipped") != 0
+        nonfinite = get(rank, "nonfinite_tensors")
+        self._untold |= np.isnan(nonfinite)
+        np.fmax(self._nonfinite, nonfinite, out=self._nonfinite)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        norm, clipped = self._norm.whole(), self._clipped.whole()
+        clip, max_norm = self._clip.value, self._max_norm.value
+        assert clip is not None and max_norm is not None  # a set has a rank
+        # A clip by torch of sharded gradients goes by their whole norm, which no rank's record has: it is here.
+        derived = np.where(self._skipped, np.nan, np.minimum(1.0, max_norm / (norm + 1e-6)))
+        ratio = _ratio(clipped, norm)
+        with np.errstate(invalid="ignore"):
+            clipped = np.where(np.isnan(clipped), norm * derived, clipped)
+            as_derived = np.isnan(ratio) | (np.abs(ratio - derived) < 1e-4 * derived)
+        was_clipped = ~np.isnan(derived) | self._was_clipped
+        measured = np.where(as_derived & ~np.isnan(derived), derived, ratio)
+        return {
+            "grad_norm": norm,
+            "grad_norm_clipped": clipped,
+            "nonfinite_tensors": np.where((self._nonfinite == 0) & self._untold, np.nan, self._nonfinite),
+            "max_norm": max_norm,
+            "clip_coef": np.where(np.isnan(clip), np.where(was_clipped, measured, np.nan), clip),
+        }
+
+
+class _Parameters:
+    """Norms of one set of parameters, of which `ranks` have each a part."""
+
+    def __init__(self, ranks: Sequence[int], count: int) -> None:
+        self.ranks = ranks
+        self.norms = {name: _Joined(count) for name in ("param_norm", "update_norm")}
+
+    def add(self, rank: int, get: Callable[[int, str], np.ndarray], shares: str) -> None:
+        for name, norm in self.norms.items():
+            norm.add(get(rank, name + shares))
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     """(S,) norms of the whole from those of its parts; NaN where one is."""
-    whole: np.ndarray = np.hypot.reduce(np.abs(parts), axis=0)
-    return np.where(np.any(np.isnan(parts), axis=0), np.nan, whole)
-
-
-def _most(counts: Sequence[np.ndarray]) -> np.ndarray:
-    """(S,) gradients that are not finite, at least: each rank counts those whose part it holds is not.
-
-    Unknown where no rank found one, and one did not tell.
-    """
-    stacked = np.array(counts)
-    most = np.where(np.isnan(stacked), 0, stacked).max(axis=0)
-    return np.where((most == 0) & np.isnan(stacked).any(axis=0), np.nan, most)
+    joined = _Joined(len(parts[0]))
+    for part in parts:
+        joined.add(part)
+    return joined.whole()
 
 
 def _same(columns: Iterable[np.ndarray]) -> np.ndarray:
     """(S,) the value that all have; NaN where they differ or one has none."""
-    first, *others = columns
-    for other in others:
-        first = np.where(first == other, first, np.nan)
-    return first
+    same = _Same()
+    for values in columns:
+        same.add(values)
+    assert same.value is not None
+    return same.value
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,6 +56,9 @@ __all__ = ["Explain", "Run", "Totals", "session_metas", "writing_now"]
 
 
 _HEAD_BYTES = 1 << 18  # in which a file's first session record lies
+
+RANKS_BYTES = 64 << 20
+"""Columns of all other ranks together that stay in memory. Of those beyond, the files are read anew when asked for."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class Run:
     130 MB at 15 columns.
 
     Of several processes, `steps` and `events` are the lowest rank's. Norms of tensors that are spread over ranks are
-    put together from the records of all, which costs as much again for each; `combine_ranks=False` leaves them unknown.
+    put together from the records of all, which takes as long again for each, and memory for `RANKS_BYTES` of them at a
+    time; `combine_ranks=False` leaves them unknown.
     """
 
     def __init__(
@@ -354,12 +358,18 @@ class Run:
         kept = COMBINED if self._is_spread() else WATCHED
         if kept is not self._kept_of_ranks:
             self._ranks_files, self._kept_of_ranks = {}, kept
+        budget = RANKS_BYTES
         for rank, names in self._other_ranks.items():
             known = {file.path.name: file for file in self._ranks_files.get(rank, ())}
             changed = changed or known.keys() != set(names)
             files = [known.get(name) or _SessionFile(self.folder / name, kept) for name in names]
             for file in files:
+                if budget <= 0:
+                    file.release()
                 changed = file.refresh() or changed
+                budget -= file.steps.nbytes
+                if budget <= 0:
+                    file.release()
             self._ranks_files[rank] = sorted(files, key=lambda file: _order(file.path, file.start))
         return changed
 
@@ -373,10 +383,11 @@ class Run:
 
     def _sessions_of_ranks(self) -> list[RanksSession]:
         matches = self._matches()
+        anew = _ReadAnew()
         sessions = []
         first_row = 0
         for taken in self._takes:
-            by_rank = {rank: file.as_rank_record() for rank, file in matches[taken.file.path].items()}
+            by_rank = {rank: file.as_rank_record(anew) for rank, file in matches[taken.file.path].items()}
             sessions.append(RanksSession(first_row, first_row + taken.rows, by_rank))
             first_row += taken.rows
         return sessions
@@ -531,6 +542,10 @@ class _Steps:
             view.flags.writeable = False
         return views
 
+    @property
+    def nbytes(self) -> int:
+        return sum(values.nbytes for values in self._columns.values())
+
     def last_step(self) -> int | None:
         return int(self._columns["step"][self.count - 1]) if self.count else None
 
@@ -573,6 +588,12 @@ class _Steps:
         self.count = count
         self._capacity = count
         self._columns = {name: values[:count].copy() for name, values in self._columns.items()}
+
+    def last_alone(self) -> _Steps:
+        """The last row, in memory of its own."""
+        alone = _Steps()
+        alone.extend(self, max(0, self.count - 1), self.count)
+        return alone
 
     def totals(self, count: int) -> Trailer:
         """The totals of the first `count` rows."""
@@ -626,6 +647,7 @@ class _SessionFile:
         self.path = path
         self.generation = 0  # changes when rows were taken back
         self._kept = kept
+        self._released = False
         self._tail = RecordTail(path)
         self._clear()
 
@@ -665,9 +687,22 @@ class _SessionFile:
         first_step = 0 if self.start is None else self.start
         return Course(self.path.name, named.host, named.process, self.start_time, first_step, step, wall_time)
 
-    def as_rank_record(self) -> RankRecord:
-        ended = self.meta.get("ended")
-        return RankRecord(self.meta, self.steps.views(), self.events, ended if isinstance(ended, str) else None)
+    def as_rank_record(self, anew: _ReadAnew) -> RankRecord:
+        ended, steps = self.meta.get("ended"), self.steps.views()
+        step, wall_time = steps["step"], steps.get("wall_time", np.full(len(steps["step"]), np.nan))
+        return RankRecord(
+            self.meta,
+            _ColumnsAnew(anew, self.path, self._kept) if self._released else steps,
+            self.events,
+            ended if isinstance(ended, str) else None,
+            int(step[-1]) if len(step) else -1,
+            float(wall_time[-1]) if len(step) else -math.inf,
+        )
+
+    def release(self) -> None:
+        """From now on keeps of the steps no more than the last one, by which the next ones are understood."""
+        self._released = True
+        self.steps = self.steps.last_alone()
 
     def problems(self) -> list[str]:
         problems = [*self._tail.problems(), *self._garbled]
@@ -685,7 +720,7 @@ class _SessionFile:
     def refresh(self) -> bool:
         """Reads what was appended. True where anything was, or where a problem came or went."""
         before = (self._tail.state, self._error)
-        if not self._tail.offset:  # room for all at once
+        if not self._tail.offset and not self._released:  # room for all at once
             self.steps.reserve(_last_trailer(self.path).steps)
         self._error = None
         try:
@@ -797,6 +832,8 @@ class _SessionFile:
             self._part_events = len(self.events)
             self._supersede(first)
         self.steps.append(rows if self._kept is None else rows[self._wanted(rows.dtype.names or ())])
+        if self._released:
+            self.steps = self.steps.last_alone()
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if self._kept is None or name.rpartition("/")[2] in self._kept]
@@ -829,6 +866,43 @@ class _SessionFile:
             earlier = [event for event in earlier if event.step < step]
             self.events[: self._part_events] = earlier
             self._part_events = len(earlier)
+
+
+class _ReadAnew:
+    """Reads columns of files that were released; those of the last file stay, as who asks goes file by file."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._path: Place | None = None
+        self._columns: dict[str, np.ndarray] = {}
+
+    def columns(self, path: Place, kept: frozenset[str] | None) -> dict[str, np.ndarray]:
+        with self._lock:
+            if path != self._path:
+                self._columns = {}  # before the next ones take their place
+                file = _SessionFile(path, kept)
+                file.refresh()
+                self._path, self._columns = path, file.steps.views()
+            return self._columns
+
+
+class _ColumnsAnew(Mapping[str, np.ndarray]):
+    """A file's columns, read when asked for."""
+
+    def __init__(self, anew: _ReadAnew, path: Place, kept: frozenset[str] | None) -> None:
+        self._anew, self._path, self._kept = anew, path, kept
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        return self._anew.columns(self._path, self._kept)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._columns()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns())
+
+    def __len__(self) -> int:
+        return len(self._columns())
 
 
 def writing_now(folder: str | os.PathLike[str], rank: int | None, within_seconds: float = 60.0) -> int | None:
