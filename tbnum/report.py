@@ -171,8 +171,8 @@ def _print_events(report: Report, logdir: str) -> None:
     print("\n  Events worth reading")
     for group in groups[:EVENTS_SHOWN]:
         print_event(group.first, "    ")
-        if group.count > 1:
-            print(f"      and {group.count - 1:,} more like it, to step {group.last_step}")
+        if group.more:
+            print(f"      {group.more}")
     if len(groups) > EVENTS_SHOWN:
         export = shlex.join(["tbnum", "export", logdir, "--run", report.name, "--events"])
         print(f"    … and {len(groups) - EVENTS_SHOWN:,} more: {export}")

@@ -95,7 +95,7 @@ def _events(report: Report) -> str:
     for group in groups[:EVENTS_SHOWN]:
         event = group.first
         label = f"{event.kind}, {event.cause}" if event.cause else event.kind
-        more = f" <i>and {group.count - 1:,} more like it, to step {group.last_step:,}</i>" if group.count > 1 else ""
+        more = f" <i>{group.more}</i>" if group.more else ""
         remedy = f"<p class=remedy>{_text(event.remedy)}</p>" if event.severity != "info" and event.remedy else ""
         rows.append(
             f'<li class="{event.severity}"><b>step {event.step:,}</b> {_text(label)} {_chip(event.severity)}'

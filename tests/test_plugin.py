@@ -407,6 +407,11 @@ def test_findings_say_what_to_act_on_and_where_to_look(panel, tmp_path):
         assert set(finding) == {"rule", "severity", "title", "evidence", "remedy", "steps"}
     order = [("error", "warning", "info").index(finding["severity"]) for finding in answer["findings"]]
     assert order == sorted(order)
+    (group,) = answer["groups"]  # as the report has them
+    assert (group["step"], group["last_step"], group["count"], answer["groups_total"]) == (50, 99, 3, 1)
+    assert group["more"] == "and 2 more like it, to step 99"
+    first = panel.json("events", run="ill")["events"][0]
+    assert first.items() <= group.items() and first["message"]
 
 
 def test_findings_are_found_once_until_the_run_changes(panel, tmp_path, monkeypatch):

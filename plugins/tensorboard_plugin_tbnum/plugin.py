@@ -24,6 +24,7 @@ from werkzeug import wrappers
 
 from tbnum import export
 from tbnum.explain import explain_run, findings
+from tbnum.explain.summary import group_events, worth_reading
 from tbnum.log.reader import Totals
 from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL, Event
 from tbnum.log.tags import checked_mapping
@@ -75,6 +76,7 @@ MIMETYPES = {
 DEFAULT_BUCKETS = 2048
 MAX_BUCKETS = 1 << 20
 MAX_OVERLAID = 256
+MAX_GROUPS = 400
 KEPT_BYTES = 16 << 20
 
 NO_SETTINGS = {
@@ -493,9 +495,17 @@ def step_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:
 
 
 def findings_impl(snapshot: Snapshot) -> dict[str, Any]:
+    groups = group_events(worth_reading(snapshot.events))
+    shown = groups[:MAX_GROUPS]
+    rows = _event_rows(snapshot, [group.first for group in shown])
     return {
         "version": snapshot.events_version,
         "findings": [dataclasses.asdict(finding) for finding in snapshot.findings],
+        "groups": [
+            {**row, "last_step": group.last_step, "count": group.count, "more": group.more}
+            for row, group in zip(rows, shown, strict=True)
+        ],
+        "groups_total": len(groups),
     }
 
 

@@ -58,6 +58,11 @@ class EventGroup:
     last_step: int
     count: int
 
+    @property
+    def more(self) -> str:
+        """Of those after the first, in words; empty where it is alone."""
+        return f"and {self.count - 1:,} more like it, to step {self.last_step:,}" if self.count > 1 else ""
+
 
 def group_events(events: Iterable[Event]) -> list[EventGroup]:
     groups: list[EventGroup] = []
