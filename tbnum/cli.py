@@ -374,7 +374,7 @@ def _print_check(results: Sequence[Mapping[str, Any]], alone: Mapping[str, int])
             share = f"{skipped:,} skipped, {share_text(skipped, result['attempts'])}"
         if result["inferred"]:
             share += ", inferred from TensorBoard scalars"
-        print(f"{verdict}  {result['run']}  ({total:,} steps, {share})")
+        print(f"{verdict}  {result['run']}  ({count_text(total, 'step')}, {share})")
         for finding in result["findings"]:
             print_finding(finding, "        ")
         if count := alone[result["run"]]:

@@ -329,6 +329,11 @@ def test_check_fails_a_run_without_a_step(tmp_path: Path, capsys: pytest.Capture
     assert code == 1 and "No steps were recorded" in out
 
 
+def test_check_counts_one_step_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    record(tmp_path / "run", steps=1)
+    assert run(capsys, "check", tmp_path)[1] == "ok      run  (1 step, 0 skipped, 0 %)\n"
+
+
 def test_export_csv_has_every_step_and_tells_unknown_from_nan(logdir: Path, capsys: pytest.CaptureFixture[str]):
     code, out, _ = run(capsys, "export", logdir, "--run", "sub/bad")
     rows = list(csv.DictReader(io.StringIO(out)))
