@@ -242,6 +242,23 @@ def test_ranks_that_skip_each_by_itself_disagree_and_come_apart(four: dict[str, 
     assert {"ranks_disagree", "replicas_differ"} <= {finding.rule for finding in findings(run)}
 
 
+def test_stages_of_a_pipeline_with_equal_names_are_not_taken_for_replicas_that_came_apart(tmp_path: Path) -> None:
+    for folder, known in (("stages", {0: 0.5, 10: 0.6}), ("replicas", {0: 0.0, 10: 0.1})):
+        for rank in range(2):
+            norms = {step: {"param_norm": 5.0 + rank * apart} for step, apart in known.items()}
+            log = LogWriter(tmp_path / folder, columns=step_columns({"optimizer": 1}), meta=META, rank=rank)
+            append(log, range(20), norms)
+            log.close()
+    found = {
+        name: next(finding for finding in findings(run) if finding.rule == "replicas_differ")
+        for name, run in tbnum.read(tmp_path).items()
+    }
+    assert "hold different ones" in found["stages"].title
+    assert "Since the first step that tells, 0" in found["stages"].evidence
+    assert "those of rank 0 alone" in found["stages"].evidence and '"stage1"' in found["stages"].remedy
+    assert "come apart" in found["replicas"].title and "From step 10 on" in found["replicas"].evidence
+
+
 def test_uneven_inputs_are_no_fault(four: dict[str, Run]) -> None:
     run = four["uneven"]
     assert len(run.steps["step"]) == ranks.STEPS and run.events == [] and run.problems == []

@@ -298,12 +298,22 @@ def _apart(ranks: Ranks) -> Iterator[Finding]:
         values = {rank: value for rank, value in ranks.at(name, row).items() if not math.isnan(value)}
         low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
         step = int(ranks.steps["step"][row])
-        yield Finding(
-            "replicas_differ",
-            "warning",
-            "The ranks' parameters have come apart",
-            f"From step {step} on: {name} is {values[low]:.8g} on rank {low} and {values[high]:.8g} on rank {high}.",
-            "Fine where ranks are meant to train by themselves. Else begin them equal and reduce every gradient: wrap "
-            "the model in DistributedDataParallel, and leave no_sync() before the last backward of a step.",
-            (step,),
+        evidence = f"{name} is {values[low]:.8g} on rank {low} and {values[high]:.8g} on rank {high}"
+        equal = (
+            "begin them equal and reduce every gradient: wrap the model in DistributedDataParallel, and leave "
+            "no_sync() before the last backward of a step."
         )
+        if row > np.flatnonzero(~np.isnan(lowest))[0]:
+            title, evidence = "The ranks' parameters have come apart", f"From step {step} on: {evidence}."
+            remedy = f"Fine where ranks are meant to train by themselves. Else {equal}"
+        else:  # never seen equal: perhaps they were never meant to be
+            title = "Ranks whose parameters have the same names hold different ones"
+            evidence = (
+                f"Since the first step that tells, {step}: {evidence}. Norms of the run are those of rank "
+                f"{ranks.present[0]} alone."
+            )
+            remedy = (
+                "Stages of a pipeline, or other parts of one model: give each its own name, as in "
+                'wrap(..., model={"stage1": module}), and their norms add up. Replicas: ' + equal
+            )
+        yield Finding("replicas_differ", "warning", title, evidence, remedy, (step,))
