@@ -479,6 +479,8 @@ def assert_steps_empty(run: Run) -> None:
         (TAG_EVENT, "[]"),
         (TAG_EVENT, "{}"),
         (TAG_EVENT, '{"step": NaN, "wall_time": 1, "kind": "skip"}'),
+        (TAG_EVENT, '{"step": 1e30, "wall_time": 1, "kind": "skip"}'),
+        (TAG_EVENT, '{"step": -1, "wall_time": 1, "kind": "skip"}'),
         (TAG_EVENT, "[" * 100_000),
         (TAG_SESSION, '{"format_version": "x"}'),
         (TAG_SESSION, '{"optimizers": 5}'),

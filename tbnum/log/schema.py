@@ -377,9 +377,12 @@ class Event:
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> Event:
-        """The event that `facts` tell of, not yet explained."""
+        """The event that `facts` tell of, not yet explained. ValueError where its step is none."""
+        step = int(facts["step"])
+        if not 0 <= step < 1 << 63:
+            raise ValueError(f"its step is {step}")
         return Event(
-            step=int(facts["step"]),
+            step=step,
             wall_time=float(facts["wall_time"]),
             kind=str(facts["kind"]),
             optimizer=facts.get("optimizer"),
