@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import numbers
 import os
 import re
@@ -114,6 +115,10 @@ def checked_config(config: Any) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         hint = "; for argparse's give vars(args)" if hasattr(config, "__dict__") else ""
         raise TypeError(f"config is {type(config).__name__} ({config!r:.80}), not a mapping of names to values{hint}.")
+    try:
+        json.dumps(dict(config), default=lambda other: None, skipkeys=True)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"config holds itself somewhere ({error}); give values that JSON can hold.") from error
     return dict(config)
 
 

@@ -28,7 +28,7 @@ from tbnum.explain.finding import OF_THE_RUN, steps_of
 from tbnum.explain.findings import skipped_steps
 from tbnum.explain.record import attempts, is_plain
 from tbnum.explain.summary import step_count, worth_reading
-from tbnum.explain.words import count_text, number_text, scale_text, share_text
+from tbnum.explain.words import count_text, number_text, scale_text, share_text, terminal_text
 from tbnum.export import JSON_VERSION, write_json
 from tbnum.log.logdir import read
 from tbnum.log.reader import Run
@@ -255,7 +255,8 @@ def _each(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
     shown = sys.stderr.isatty() and len(runs) > 1
     for number, (name, run) in enumerate(runs.items(), 1):
         if shown:
-            print(f"\r\x1b[Kreading {number} of {len(runs)}: {name}", end="", file=sys.stderr, flush=True)
+            now = f"reading {number} of {len(runs)}: {terminal_text(name)}"
+            print(f"\r\x1b[K{now}", end="", file=sys.stderr, flush=True)
         _usable(run)
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
@@ -374,7 +375,7 @@ def _print_check(results: Sequence[Mapping[str, Any]], alone: Mapping[str, int])
             share = f"{skipped:,} skipped, {share_text(skipped, result['attempts'])}"
         if result["inferred"]:
             share += ", inferred from TensorBoard scalars"
-        print(f"{verdict}  {result['run']}  ({count_text(total, 'step')}, {share})")
+        print(f"{verdict}  {terminal_text(result['run'])}  ({count_text(total, 'step')}, {share})")
         for finding in result["findings"]:
             print_finding(finding, "        ")
         if count := alone[result["run"]]:

@@ -15,7 +15,15 @@ from typing import Any
 from tbnum.explain import CAUSES, Finding, NextOverflow, findings, next_overflow
 from tbnum.explain.record import Part, Record, attempts, is_plain
 from tbnum.explain.summary import group_events, summarize, worth_reading
-from tbnum.explain.words import clock_text, count_text, duration_text, number_text, scale_text, share_text
+from tbnum.explain.words import (
+    clock_text,
+    count_text,
+    duration_text,
+    number_text,
+    scale_text,
+    share_text,
+    terminal_text,
+)
 from tbnum.export import as_records
 from tbnum.log.files import RemotePath
 from tbnum.log.reader import Run
@@ -142,7 +150,7 @@ def plain_source(meta: Mapping[str, Any]) -> str:
 
 
 def print_report(report: Report, logdir: str) -> None:
-    print(f"{report.title}  ({report.state()})")
+    print(terminal_text(f"{report.title}  ({report.state()})"))
     for label, text in report.numbers():
         _print_wrapped(text, f"  {label:<10}  ")
     _print_causes(report.summary)
@@ -181,14 +189,14 @@ def _print_events(report: Report, logdir: str) -> None:
 def print_event(event: Event, indent: str) -> None:
     clock = clock_text(event.wall_time)
     label = f"{event.kind}, {event.cause}" if event.cause else event.kind
-    print(f"{indent}step {event.step}  {clock}  {_coloured(event.severity)}  {label}")
+    print(f"{indent}step {event.step}  {clock}  {_coloured(event.severity)}  {terminal_text(label)}")
     _print_wrapped(event.message, indent + "  ")
     if event.severity != "info":
         _print_wrapped(event.remedy, indent + "  ")
 
 
 def print_finding(finding: Finding, indent: str) -> None:
-    print(f"{indent}{_coloured(finding.severity)}  {finding.title}")
+    print(f"{indent}{_coloured(finding.severity)}  {terminal_text(finding.title)}")
     _print_wrapped(finding.evidence, indent + "  ")
     _print_wrapped(finding.remedy, indent + "  ")
 
@@ -198,7 +206,8 @@ def _print_wrapped(text: str, first: str) -> None:
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     further = " " * len(first)
     if text:
-        print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False))
+        line = terminal_text(text)
+        print(textwrap.fill(line, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False))
 
 
 def _coloured(severity: str) -> str:

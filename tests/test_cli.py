@@ -271,8 +271,8 @@ def test_the_page_has_round_numbers_on_its_axes_and_a_loss_scale_in_steps(
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     loss, scale = page.split("<figure>")[1:3]
     assert re.findall(r"<text class=step [^>]*>([^<]*)", loss) == ["0", "50", "100", "150"]
-    assert re.findall(r'<text class=label [^>]*>([^<]*)', loss) == ["1.0", "1.2", "1.4"]
-    assert re.findall(r'<text class=label [^>]*>([^<]*)', scale) == ["2^14", "2^15", "2^16"]
+    assert re.findall(r"<text class=label [^>]*>([^<]*)", loss) == ["1.0", "1.2", "1.4"]
+    assert re.findall(r"<text class=label [^>]*>([^<]*)", scale) == ["2^14", "2^15", "2^16"]
     (path,) = re.findall(r'<path class="scale" d="([^"]*)"', scale)
     assert "L" not in path and path.count("M") == 1  # across and up or down, nothing aslant
 
@@ -514,6 +514,21 @@ def test_a_closed_pipe_does_not_hide_a_failed_check(tmp_path: Path):
     done = subprocess.run(command("check", tmp_path), stdout=writer, stderr=subprocess.PIPE, timeout=60)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("command", ["report", "check", "tail"])
+def test_no_name_and_no_note_steers_the_terminal(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    recorder = Recorder(tmp_path / "a\x1b[31mb\nc\x9b2J")
+    recorder.step()
+    recorder.note("so \x1b[2J far,\nso good")
+    recorder.log.close()
+    tbnum.cli.main([command, str(tmp_path)])
+    shown = capsys.readouterr()
+    assert not set(shown.out + shown.err) & {"\x1b", "\x9b"}
+    if command != "tail":
+        assert "a\\x1b[31mb c\\x9b2J" in shown.out
+    if command != "check":
+        assert "so \\x1b[2J far, so good" in shown.out
 
 
 def test_names_that_the_terminal_cannot_print_are_no_error(tmp_path: Path):

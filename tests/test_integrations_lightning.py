@@ -256,6 +256,12 @@ def test_a_wrong_option_is_refused_when_the_callback_is_made() -> None:
         NumericsCallback(optimizer_names=["a/b", "c"])
 
 
+def test_names_for_more_optimizers_than_there_are_are_told(tmp_path: Path) -> None:
+    callback = NumericsCallback(tmp_path / "run", optimizer_names=["net", "other"])
+    with pytest.warns(RuntimeWarning, match=r"2 names \['net', 'other'\] for 1 optimizer"):
+        fit(trainer(tmp_path, [callback]), Module(), GOOD[:2])
+
+
 class DeepSpeedStrategy(SingleDeviceStrategy):
     """Stands in for Lightning's by its name."""
 

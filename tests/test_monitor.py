@@ -813,6 +813,8 @@ def test_bad_input_is_refused_with_the_value_and_the_way_out_before_anything_is_
     occupied = tmp_path / "file"
     occupied.write_text("")
     good: dict[str, Any] = {"logdir": tmp_path / "run"}
+    circular: dict[str, Any] = {}
+    circular["itself"] = circular
     cases: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
         (optimizer, scaler, {}, ValueError, "exactly one of logdir= and writer="),
         (optimizer, scaler, {**good, "writer": object()}, ValueError, "exactly one"),
@@ -837,6 +839,7 @@ def test_bad_input_is_refused_with_the_value_and_the_way_out_before_anything_is_
         (optimizer, scaler, {**good, "scalar_interval": 2.5}, ValueError, "scalar_interval is 2.5"),
         (optimizer, scaler, {**good, "config": "lr=1"}, TypeError, "config is str"),
         (optimizer, scaler, {**good, "config": argparse.Namespace(lr=1)}, TypeError, "vars"),
+        (optimizer, scaler, {**good, "config": circular}, ValueError, "config holds itself"),
         (optimizer, scaler, {"logdir": "s3://bucket/run"}, ValueError, "s3://bucket/run"),
         (optimizer, scaler, {"logdir": Path("gs://bucket/run")}, ValueError, "gs:/bucket/run"),
         (optimizer, scaler, {"logdir": "a\0b"}, ValueError, r"a\\x00b"),

@@ -75,7 +75,7 @@ def test_there_are_never_more_buckets_than_asked_for_and_no_step_is_in_none(limi
 @pytest.mark.parametrize("ends", [(0, 2**63 - 1), (-(2**63), 2**63 - 1), (-1, 0), (2**62, 2**62 + 1)])
 def test_steps_at_the_ends_of_what_an_integer_holds_have_their_buckets(ends, limit):
     x = ALIGNMENTS["step"]({"step": np.array(ends)})
-    size, bounds = aligned([x], None, None, limit)
+    _, bounds = aligned([x], None, None, limit)
     got = together([Member(x, np.array([1.0, 2.0]), None)], bounds)
     assert np.nansum([got.min, got.max], axis=1).tolist() in ([3, 3], [1, 2]) and (np.diff(bounds) > 0).all()
     assert len(ALIGNMENTS["updates"]({"step": x, "updates": np.array([0.0, 2.0**63])})) == 2

@@ -292,9 +292,7 @@ def explained_collapse(event: Event, collapse: Collapse, later: Later | None) ->
         message = f"The loss scale was {scale_text(0)} at {row}: no gradient can be divided by it."
         remedy = ZERO_REMEDY
     else:
-        message = (
-            f"The loss scale fell from {scale_text(collapse.old_scale)} to {scale_text(low)} over {row}: {why}."
-        )
+        message = f"The loss scale fell from {scale_text(collapse.old_scale)} to {scale_text(low)} over {row}: {why}."
     data = {"from_step": collapse.from_step, "skips": skips, "old_scale": collapse.old_scale, "new_scale": low}
     return Event(
         event.step, event.wall_time, "scale_collapse", "error", event.optimizer, collapse.cause, message, remedy, data

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from typing import Any
 
-__all__ = ["as_float", "clock_text", "count_text", "duration_text", "number_text", "scale_text", "share_text"]
+__all__ = [
+    "as_float",
+    "clock_text",
+    "count_text",
+    "duration_text",
+    "number_text",
+    "scale_text",
+    "share_text",
+    "terminal_text",
+]
 
 
 def as_float(value: Any) -> float:
@@ -76,3 +86,9 @@ def clock_text(wall_time: float, form: str = "%H:%M:%S") -> str:
         return time.strftime(form, time.localtime(wall_time))
     except (ValueError, OverflowError, OSError):  # NaN; infinity; a year that the machine's clock does not reach
         return "?"
+
+
+def terminal_text(text: str) -> str:
+    """On one line, control characters written out: a run's name or a note in it is not to steer the terminal."""
+    line = re.sub(r"[\t\r\n]", " ", text)
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tbnum.arguments import check_optimizer_name
+from tbnum.explain.words import count_text
 from tbnum.integrations.framework import framework
 from tbnum.integrations.recording import Recording, harmless
 from tbnum.monitor import Monitor
@@ -96,11 +97,12 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
         )
 
     def _optimizers(self, optimizers: Sequence[Any]) -> Any:
-        if len(optimizers) == 1:
+        if len(optimizers) == 1 and self._optimizer_names is None:
             return optimizers[0]
         names = self._optimizer_names or [f"optimizer{number}" for number in range(len(optimizers))]
         if len(names) != len(optimizers):
-            raise ValueError(f"optimizer_names has {len(names)} names {list(names)!r} for {len(optimizers)} optimizers")
+            count = count_text(len(optimizers), "optimizer")
+            raise ValueError(f"optimizer_names has {len(names)} names {list(names)!r} for {count}")
         return dict(zip(names, optimizers, strict=True))
 
     @harmless
