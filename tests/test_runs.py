@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from tbnum.log.reader import Run, _SessionFile
+from tbnum.log.schema import step_columns
+from tbnum.log.writer import LogWriter
 from tensorboard_plugin_tbnum import runs
 from tensorboard_plugin_tbnum.runs import Root, RunTable, UnknownRun, roots
-from tests.recorded import append, open_log, record, skip
+from tests.recorded import META, append, open_log, record, skip
 
 
 def table(*folders: Path | Root, **settings) -> RunTable:
@@ -250,6 +252,19 @@ def test_runs_beyond_the_budget_are_let_go_least_recently_asked_for_first(tmp_pa
     assert of.snapshot("c").version == versions["c"]
     assert of.snapshot("b").version != versions["b"]  # it had to be read again
     assert sum(entry.opened is not None for entry in of._entries.values()) == 2
+
+
+def test_what_other_ranks_take_counts_against_the_budget(tmp_path):
+    for rank in range(3):
+        log = LogWriter(tmp_path, columns=step_columns({"optimizer": 1}), meta=META, rank=rank)
+        append(log, range(1000))
+        log.close()
+    of = table(tmp_path)
+    of.scan()
+    of.snapshot(".")
+    alone = of._entries["."].bytes
+    of.snapshot(".", ranks=True)
+    assert of._entries["."].bytes >= alone + 2 * 1000 * 8 * 4
 
 
 def test_a_run_larger_than_the_budget_is_kept_while_it_is_the_one_asked_for(tmp_path):

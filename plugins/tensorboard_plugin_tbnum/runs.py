@@ -286,6 +286,7 @@ class RunTable:
             version = f"{entry.serial}.{run.version}"
             entry.optimizers, entry.problems = _optimizers([meta]), len(problems)
             entry.bytes = sum(values.nbytes for values in steps.values()) + EVENT_BYTES * len(raw_events)
+            entry.bytes += run.bytes_of_ranks
             if entry.derived_of != version:
                 entry.derived, entry.derived_of = {}, version
             entry.bytes += entry.cells.nbytes + sum(values.nbytes for values in list(entry.derived.values()))

@@ -305,6 +305,12 @@ class Run:
         """How many steps were read so far. Waits for nobody, so it tells how far a `refresh` in another thread is."""
         return sum(file.steps.count for file in self._files)
 
+    @property
+    def bytes_of_ranks(self) -> int:
+        """What the columns of the other ranks take in memory now: `RANKS_BYTES` and those of one rank at most."""
+        with self._lock:
+            return sum(file.steps.nbytes for files in self._ranks_files.values() for file in files)
+
     # -- inside
 
     def _loading(self) -> threading.RLock:
