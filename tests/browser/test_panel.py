@@ -564,7 +564,7 @@ def test_the_status_tells_a_run_that_is_silent_and_one_that_crashed(tmp_path: Pa
     with training.Recording(tmp_path / "crashed", length=50) as run:
         run.advance(50)
         run.event("crash", {"error": "RuntimeError: out of memory"})
-    silent = training.Recording(tmp_path / "silent", length=50, start=time.time() - 3 * 3600)
+    silent = training.Recording(tmp_path / "silent", length=50, start=time.time() - 2.5 * 3600)
     silent.advance(50)
     silent.writer.flush()
     panel = look(serve(tmp_path)).open("silent").drawn()

@@ -6,10 +6,13 @@ import base64
 import json
 import re
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, urlencode
 
+import numpy as np
 import pytest
 from playwright.sync_api import expect
 
@@ -77,6 +80,11 @@ def painted(panel: Panel, chart: str, color: str) -> int:
         }""",
         color,
     )
+
+
+def fetched(server: TensorBoard, route: str, **query: object) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{server.url}data/plugin/tbnum/{route}?{urlencode(query)}") as answer:
+        return json.load(answer)
 
 
 def addressed(panel: Panel) -> list[str]:
@@ -227,7 +235,13 @@ def test_what_is_not_finite_is_told_of_each_run_and_numbers_stand_clear_of_the_l
     for name in ("one", "two"):
         with training.Recording(tmp_path / name, nan_loss=[*range(40, 60)], bad=[70], length=100) as run:
             run.advance(100)
-    panel = with_others(look(serve(tmp_path)), "one", ["two"])
+    panel = with_others(look(serve(tmp_path)), "one", ["two"], tensors="values")
+    for run in (0, 1):
+        panel.frame.get_by_label("Run whose values are listed").select_option(index=run)
+        rows = panel.frame.locator(".values-table tbody tr")
+        expect(rows.nth(50).locator("td").first).to_have_text("NaN")
+        expect(rows.nth(70)).to_contain_text("\N{INFINITY}")
+    panel.frame.get_by_role("button", name="Close the values").click()
     values = panel.frame.locator(".cursor-runs td.number")
     chart = panel.frame.locator("[data-chart=loss] .plot")
     over = panel.frame.locator("[data-chart=loss] .u-over")
@@ -251,6 +265,33 @@ def test_what_is_not_finite_is_told_of_each_run_and_numbers_stand_clear_of_the_l
         [left + width, 11, 30],
     )
     assert ink[0] == 0 and ink[1] > 8, "the number is beside the plot, whole, with room for a mark at the line's end"
+
+
+def test_the_table_of_values_lists_each_run_that_is_drawn(shared, look: Look):
+    panel = with_others(look(shared), FIRST, [SECOND, OTHERS[0]], steps="245-255", tensors="values")
+    panel.wait_until(lambda: ends(panel) == 2, "both lines")
+    choice = panel.frame.get_by_label("Run whose values are listed")
+    expect(choice.locator("option")).to_have_text(
+        ["1 lr1e-3/seed1", "2 lr1e-3/seed2", "3 lr3e-3/seed1"], use_inner_text=True
+    )
+    rows = panel.frame.locator(".values-table tbody tr")
+    for number, run in enumerate([FIRST, SECOND, OTHERS[0]]):
+        choice.select_option(index=number)
+        step = fetched(shared, "step", run=run, step=250)["values"]
+        row = rows.filter(has=panel.page.get_by_role("rowheader", name="250", exact=True))
+        expect(row.locator("td").first).to_have_text(re.compile(rf"^{step['loss']:.4f}"[:6]))
+        expect(row.locator("td").nth(1)).to_contain_text(f"{step['loss_scale']:,.0f}")
+        expect(rows).to_have_count(11)
+
+    panel.frame.get_by_role("button", name="Group seeds").click()
+    expect(choice.locator("option")).to_have_count(3)
+    choice.select_option(index=1)
+    means = [fetched(shared, "step", run=run, step=250)["values"]["loss"] for run in (FIRST, SECOND)]
+    cell = rows.filter(has=panel.page.get_by_role("rowheader", name="250", exact=True)).locator("td").first
+    expect(cell).to_contain_text(f"{np.mean(means):.4f}"[:5])
+    expect(cell).to_have_text(re.compile(rf"\({min(means):.4f}"[:6] + r".* to " + f"{max(means):.4f}"[:5]))
+    panel.frame.get_by_role("button", name="Time", exact=True).click()
+    expect(panel.frame.locator(".values-table thead th").first).to_have_text("Time since the first step")
 
 
 def test_the_skips_of_the_others_have_lanes_in_their_colours(shared, look: Look):

@@ -2,9 +2,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { arranged, findingRows } from "../../plugins/tensorboard_plugin_tbnum/frontend/findings.js";
-import { differenceText } from "../../plugins/tensorboard_plugin_tbnum/frontend/view.js";
 
 const FINDINGS = [{ rule: "a", severity: "error", title: "Collapsed", evidence: "why", remedy: "lower it", steps: [] }];
+
 const EVENTS = [
   { step: 9, kind: "skip", severity: "warning", cause: "bad_batch", message: "skipped", remedy: "" },
   { step: 10, kind: "scale_backoff", severity: "info", cause: null, message: "came down", remedy: "" },
@@ -28,13 +28,4 @@ test("a filter wants every word, wherever it stands", () => {
   assert.deepEqual(arranged(rows, "bad SKIP", null, 1).map(({ step }) => step), [9]);
   assert.deepEqual(arranged(rows, "lower", null, 1).map(({ what }) => what), ["Collapsed"]);
   assert.equal(arranged(rows, "nothing of this", null, 1).length, 0);
-});
-
-test("a difference is signed, a scale's is a factor, and there is none to what is not finite", () => {
-  assert.equal(differenceText(2.5, 2, false), " (+0.5)");
-  assert.equal(differenceText(2, 2.5, false), " (−0.5)");
-  assert.equal(differenceText(2, 2, false), " (same)");
-  assert.equal(differenceText(65536, 16384, true), " (× 4)");
-  assert.equal(differenceText(16384, 65536, true), " (÷ 4)");
-  for (const value of [NaN, Infinity, null, undefined, "a"]) assert.equal(differenceText(value, 2, false), "");
 });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { buildLanes, causesOf, cluster, laneOf, lowerBound, onCurve, pillWidth, shownLanes } from "../../plugins/tensorboard_plugin_tbnum/frontend/marks.js";
+import { buildLanes, causesOf, cluster, laneOf, onCurve, pillWidth, shownLanes } from "../../plugins/tensorboard_plugin_tbnum/frontend/marks.js";
 
 const event = (step, kind, more = {}) => ({
   step, kind, wall_time: step, elapsed: step, severity: "info", optimizer: null, cause: null, message: "", remedy: "", data: {}, ...more,
@@ -87,8 +87,4 @@ test("on the curve the earlier lane goes first, and crowded marks stay in their 
   const at = (x, count = 1) => ({ first: 0, count, single: count === 1, x });
   const placed = onCurve([[at(100), at(300, 5)], [at(104), at(200)]], 400);
   assert.deepEqual(placed.map(({ lane, cluster: { x } }) => [lane, x]), [[0, 100], [1, 200]]);
-});
-
-test("lowerBound finds the first entry that is not smaller", () => {
-  assert.deepEqual([0, 1, 2, 3, 4].map((value) => lowerBound([1, 1, 3], value)), [0, 0, 2, 2, 3]);
 });

@@ -4,9 +4,10 @@
  */
 
 import { RouteError, Unreachable } from "./api.js";
-import { HeatMap, MODES, rangeOf } from "./heatmap.js";
+import { button, dock, element, iconButton } from "./elements.js";
+import { MODES, rangeOf } from "./heatcells.js";
+import { HeatMap } from "./heatmap.js";
 import { HistogramView } from "./histogram.js";
-import { button, dock, element, iconButton } from "./host.js";
 
 /** @import { Api } from "./api.js" */
 /** @import { Cells, DockCallbacks, DockPlace, DockScene, HistogramAnswer, RidgeAnswer, TensorsAnswer } from "./types.js" */

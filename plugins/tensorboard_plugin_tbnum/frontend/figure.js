@@ -1,6 +1,6 @@
 /** The charts as a picture: what uPlot has drawn, with titles, marks and legends around it. Loaded when it is asked for. */
 
-import { FONT, styled } from "./host.js";
+import { FONT, styled } from "./elements.js";
 import { OUTLINES } from "./marks.js";
 
 /** @import { Charts } from "./charts.js" */
@@ -20,7 +20,7 @@ export function figure(charts, title, runs) {
   const heights = panes.map(({ plot }) => plot?.height ?? 0);
   const perRow = Math.max(1, Math.floor((width - 36) / RUN));
   const rows = Math.ceil(runs.length / perRow);
-  const height = 40 + rows * LANE + charts.clusters.length * LANE + heights.reduce((sum, one) => sum + one + HEAD, 0) + 8;
+  const height = 40 + rows * LANE + charts.marks.clusters.length * LANE + heights.reduce((sum, one) => sum + one + HEAD, 0) + 8;
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [2 * width, 2 * height];
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -49,13 +49,13 @@ export function figure(charts, title, runs) {
   context.setLineDash([]);
   top += rows * LANE;
   const { left } = charts.geometry;
-  for (const { lane, clusters } of charts.clusters) {
+  for (const { lane, clusters } of charts.marks.clusters) {
     const middle = top + LANE / 2;
     font(11);
     write(lane.kind.label, 18, middle, "--text-2");
     context.fillStyle = colour("--grid");
     context.fillRect(left, middle, charts.plotWidth, 1);
-    const own = getComputedStyle(/** @type {Element} */ (charts.lanes.querySelector(`.lane-${lane.kind.id}`) ?? charts.lanes)).getPropertyValue("--mark").trim() || colour("--text");
+    const own = getComputedStyle(/** @type {Element} */ (charts.marks.element.querySelector(`.lane-${lane.kind.id}`) ?? charts.marks.element)).getPropertyValue("--mark").trim() || colour("--text");
     for (const { x, count } of clusters) {
       context.save();
       context.translate(left + x, middle);

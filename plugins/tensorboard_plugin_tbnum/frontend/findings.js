@@ -1,10 +1,10 @@
 /** Findings and events in one table that sorts and filters, and the files to take away. Loaded when it is opened. */
 
+import { button, dock, download, element, headRow, iconButton, scroller } from "./elements.js";
 import { formatCount, typeset, words } from "./format.js";
-import { button, dock, download, element, headRow, iconButton, scroller } from "./host.js";
 
 /** @import { Api } from "./api.js" */
-/** @import { FindingRow, TbnumEvent, Finding } from "./types.js" */
+/** @import { Finding, FindingRow, TbnumEvent } from "./types.js" */
 
 const SEVERITIES = ["info", "warning", "error"];
 const MOST_ROWS = 400;

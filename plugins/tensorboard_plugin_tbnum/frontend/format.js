@@ -288,3 +288,13 @@ function shortExponent(value) {
 function sign(value, text) {
   return value < 0 ? MINUS + text : text;
 }
+
+/** How a run is called where people read it: `.` is the logdir itself. @param {string} run */
+export function runTitle(run) {
+  return run === "." ? "(logdir)" : run;
+}
+
+/** Whether a run never used tbnum: what it says of skips is inferred. @param {{source?: string}} run */
+export function isPlain(run) {
+  return run.source === "tensorboard";
+}

@@ -5,8 +5,8 @@
  * Gradients are counted unscaled, so a format's range stands at its limits divided by the scale.
  */
 
+import { FONT, element, sized, styled, svg } from "./elements.js";
 import { formatCount, formatNumber, formatPower, formatScale } from "./format.js";
-import { FONT, element, sized, styled, svg } from "./host.js";
 
 /** @import { FormatLimits, HistogramAnswer, HistogramCallbacks, HistogramState, RidgeAnswer } from "./types.js" */
 

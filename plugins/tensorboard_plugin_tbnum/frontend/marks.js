@@ -6,7 +6,8 @@
  * them, so a drawing costs the width of the chart, not the number of events.
  */
 
-import { svg } from "./host.js";
+import { svg } from "./elements.js";
+import { lowerBound } from "./sorted.js";
 
 /** @import { Cluster, Lane, LaneKind, NonfiniteAnswer, TbnumEvent } from "./types.js" */
 
@@ -132,18 +133,6 @@ function nonfiniteLossEvent(first, last, wallTime, value) {
     remedy: "",
     data: count === 1 ? { loss: value } : { loss: value, first_step: first, last_step: last, steps: count },
   };
-}
-
-/** Index of the first element >= `value`. @param {ArrayLike<number>} sorted @param {number} value */
-export function lowerBound(sorted, value) {
-  let low = 0;
-  let high = sorted.length;
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if (sorted[middle] < value) low = middle + 1;
-    else high = middle;
-  }
-  return low;
 }
 
 /** Width in pixels of a cluster's pill. @param {number} count */

@@ -5,111 +5,17 @@
  * The current run is drawn by `charts.js`, and its steps are the x axis; the server reduces the others by the same x.
  */
 
-import { ONTO_AXIS, smoothed } from "./charts.js";
+import { element, iconButton } from "./elements.js";
 import { counted, formatAligned, formatCount, formatScale } from "./format.js";
-import { element, iconButton, svg } from "./host.js";
-import { lowerBound } from "./marks.js";
+import { drawEndNumbers, drawRuns, drawSkips, skipsOf } from "./overlaycanvas.js";
+import { PADDING_RIGHT } from "./plot.js";
+import { ONTO_AXIS, smoothed } from "./plotdata.js";
+import { DASHES, RunColors, groupName, linesOf, shortNames, swatch } from "./runlines.js";
+import { bucketAt, lowerBound } from "./sorted.js";
+import { placesOf } from "./xaxis.js";
 
 /** @import { Api } from "./api.js" */
-/** @import { ChartSpec, OverlayCallbacks, OverlayLine, OverlayScene, Plot, Scale, Values } from "./types.js" */
-
-/** TensorBoard's own, of its time series: light and dark. */
-const HOST_COLORS = [
-  ["#425066", "#8e98a3"], ["#12b5cb", "#12b5cb"], ["#e52592", "#e52592"], ["#f9ab00", "#f9ab00"],
-  ["#9334e6", "#9334e6"], ["#7cb342", "#7cb342"], ["#e8710a", "#e8710a"],
-];
-/** For runs that TensorBoard does not know: none is like one of its own. */
-const OWN_COLORS = [["#0b57d0", "#8ab4f8"], ["#8d5524", "#d7a876"], ["#00695c", "#5fd6c0"], ["#a61c1c", "#ff8a80"], ["#6b7000", "#d8d95b"]];
-const DASHES = [[], [7, 3], [2, 2.5], [9, 3, 2, 3]];
-const MOST_NUMBERED = 10; // lines in a chart; of more the numbers would not stand where their lines end
-const NUMBER_GAP = 11; // pixels from a line's end, so that a mark there leaves the number free
-const FONT = "600 10px Roboto, system-ui, sans-serif";
-
-/** Colours by run, as TensorBoard gives them out: in the order in which it came to know of its runs. */
-export class RunColors {
-  constructor() {
-    /** @type {Map<string, number>} */
-    this.host = new Map();
-    /** @type {Map<string, number>} */
-    this.own = new Map();
-  }
-
-  /** @param {string[]} runs all that TensorBoard knows, in its order */
-  know(runs) {
-    for (const run of runs) if (!this.host.has(run)) this.host.set(run, this.host.size);
-    this.own.clear();
-  }
-
-  /** @param {string} run @returns {string[]} light, dark */
-  of(run) {
-    const at = this.host.get(run);
-    if (at !== undefined) return HOST_COLORS[at % HOST_COLORS.length];
-    if (!this.own.has(run)) this.own.set(run, this.own.size);
-    return OWN_COLORS[/** @type {number} */ (this.own.get(run)) % OWN_COLORS.length];
-  }
-}
-
-/**
- * What is drawn beside the current run: runs one by one, or those of one setting together. The current one is part of
- * its setting's line, and is drawn for itself all the same.
- * @param {string} current @param {string[]} others @param {(run: string) => string | null | undefined} settingOf @param {boolean} grouped
- * @returns {string[][]}
- */
-export function linesOf(current, others, settingOf, grouped) {
-  const chosen = [...new Set([current, ...others])];
-  /** @type {Map<string, string[]>} */
-  const groups = new Map();
-  for (const run of chosen) {
-    const key = (grouped && settingOf(run)) || `run ${run}`;
-    groups.set(key, [...(groups.get(key) ?? []), run]);
-  }
-  return [...groups.values()].filter((runs) => runs.length > 1 || runs[0] !== current);
-}
-
-/** Names without the folders that all of them are in. @param {string[]} names @returns {string[]} */
-export function shortNames(names) {
-  if (names.length < 2) return names;
-  const parts = names.map((name) => name.split("/"));
-  let common = 0;
-  while (parts.every((one) => one.length > common + 1 && one[common] === parts[0][common])) common += 1;
-  return parts.map((one) => one.slice(common).join("/"));
-}
-
-/** How runs of one setting are called together: what their names begin with, and how many. @param {string[]} names */
-export function groupName(names) {
-  let length = 0;
-  while (length < names[0].length && names.every((name) => name[length] === names[0][length])) length += 1;
-  const stem = names[0].slice(0, length).replace(/[\s/_.\-=]*(seed|s)?[\s/_.\-=]*\d*$/i, "");
-  return `${stem || "one setting"} · ${counted(names.length, "seed")}`;
-}
-
-/**
- * Where labels stand that would like to be at their `y`, without touching those beside them: each as near to it as it can.
- * @param {T[]} ends @param {number} width @param {number} height of a label @param {number} low @param {number} high
- * @template {{x: number, y: number}} T
- * @returns {T[]} in order of the wished y
- */
-export function apart(ends, width, height, low, high) {
-  /** @type {T[]} */
-  const placed = [];
-  for (const end of [...ends].sort((a, b) => a.y - b.y)) {
-    const beside = placed.filter(({ x }) => Math.abs(x - end.x) < width).sort((a, b) => a.y - b.y);
-    let y = Math.max(low, end.y);
-    for (const other of beside) if (Math.abs(y - other.y) < height) y = other.y + height;
-    if (y > high) {
-      y = high;
-      for (const other of beside.reverse()) if (Math.abs(y - other.y) < height) y = other.y - height;
-    }
-    placed.push({ ...end, y });
-  }
-  return placed;
-}
-
-/** Index of the bucket that holds x, -1 outside of all. @param {Values} starts @param {number} x @param {number} end of the last one */
-export function bucketAt(starts, x, end) {
-  if (!starts.length || x < starts[0] || x > end) return -1;
-  return lowerBound(starts, x + 1e-9) - 1;
-}
+/** @import { ChartSpec, LineEnd, OverlayCallbacks, OverlayLine, OverlayScene, Plot, Scale, Values, ValuesSource } from "./types.js" */
 
 export class Overlay {
   /** @param {Api} api @param {OverlayCallbacks} callbacks */
@@ -138,7 +44,7 @@ export class Overlay {
     this.nearSpan = 0;
     /** The legend, for a picture of it. @type {{text: string, color: string, dash: number[]}[]} */
     this.named = [];
-    /** Where lines end in each chart, in pixels of its canvas. @type {Map<string, {y: number, x: number, text: string}[]>} */
+    /** Where lines end in each chart, in pixels of its canvas. @type {Map<string, LineEnd[]>} */
     this.ends = new Map();
     /** @type {number | null} the one that a person looks at */
     this.looked = null;
@@ -351,87 +257,13 @@ export class Overlay {
     const lines = this.#shown;
     this.ends.delete(spec.id);
     if (!lines.length || spec.id === "tensor") return;
-    const { ctx, bbox } = plot;
-    const ratio = devicePixelRatio || 1;
-    const { min: x0 = 0, max: x1 = 1 } = plot.scales.x;
-    const { min: y0 = 0, max: y1 = 1 } = plot.scales.y;
-    const px = (/** @type {number} */ x) => bbox.left + ((x - /** @type {number} */ (x0)) / (Number(x1) - Number(x0))) * bbox.width;
-    const py = (/** @type {number} */ y) => bbox.top + (1 - (y - Number(y0)) / (Number(y1) - Number(y0))) * bbox.height;
-    const ends = /** @type {{y: number, x: number, text: string}[]} */ ([]);
-    ctx.save();
-    ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-    ctx.clip();
-    ctx.lineJoin = "round";
-    const lightness = Math.min(1, 3 / Math.max(1, lines.filter(({ runs }) => runs.length > 1).length)); // many bands would hide each other
-    const order = lines.map((_, at) => at).sort((a, b) => Number(a === this.looked) - Number(b === this.looked));
-    for (const at of order) {
-      const line = lines[at];
-      const { values, bands } = this.#points(line, spec, scale);
-      if (!values) continue;
-      const color = line.colors[this.dark];
-      const faded = this.looked !== null && this.looked !== at;
-      const from = Math.max(0, lowerBound(line.x, Number(x0)) - 1);
-      const to = Math.min(line.x.length - 1, lowerBound(line.x, Number(x1)));
-      ctx.fillStyle = color;
-      for (const { low, high, alpha } of bands) {
-        ctx.globalAlpha = faded ? alpha / 5 : at === this.looked ? alpha : alpha * lightness;
-        for (const path of areas(line.x, low, high, from, to, px, py)) ctx.fill(path);
-      }
-      ctx.globalAlpha = faded ? 0.22 : 1;
-      ctx.strokeStyle = color;
-      ctx.lineWidth = (at === this.looked ? 2.5 : line.runs.length > 1 ? 1.75 : 1) * ratio; // of a pixel: wider ones that zigzag take fifty times as long
-      ctx.setLineDash(line.dash.map((length) => length * ratio));
-      const sparse = !!spec.lines[0].sparse;
-      ctx.beginPath();
-      let open = false;
-      let last = -1;
-      for (let index = from; index <= to; index++) {
-        const value = values[index];
-        if (value === null) {
-          if (!sparse) open = false;
-          continue;
-        }
-        const [x, y] = [px(line.x[index]), py(value)];
-        if (open && spec.lines[0].stepped && line.runs.length === 1) ctx.lineTo(x, py(/** @type {number} */ (values[last])));
-        if (open) ctx.lineTo(x, y);
-        else {
-          ctx.moveTo(x, y);
-          if (values[index + 1] == null) ctx.lineTo(x + ratio, y); // one alone is a dot
-        }
-        open = true;
-        last = index;
-      }
-      ctx.stroke();
-      if (last >= 0 && (this.looked === null || this.looked === at)) {
-        while (last > from && (values[last] === null || line.x[last] > Number(x1))) last -= 1;
-        const value = values[last];
-        if (value !== null) ends.push({ x: Math.min(px(line.x[last]), bbox.left + bbox.width), y: py(value), text: String(at + 2) });
-      }
-    }
-    ctx.restore();
-    this.ends.set(spec.id, ends);
+    const points = lines.map((line) => this.#points(line, spec, scale));
+    this.ends.set(spec.id, drawRuns(plot, spec, lines, points, this.dark, this.looked));
   }
 
-  /** Numbers at the ends of lines, as in the legend: colour is not needed to tell them apart. @param {Plot} plot @param {ChartSpec} spec */
-  drawNumbers({ ctx, bbox }, spec) {
-    const ends = this.ends.get(spec.id) ?? [];
-    if (!this.active || ends.length > MOST_NUMBERED) return;
-    const ratio = devicePixelRatio || 1;
-    const gap = 10.5 * ratio;
-    ctx.save();
-    ctx.font = FONT.replace("10px", `${10 * ratio}px`);
-    ctx.textBaseline = "middle";
-    ctx.textAlign = "left";
-    const { backgroundColor: ground, color } = getComputedStyle(document.body);
-    for (const { x, y, text } of apart(ends, 13 * ratio, gap, bbox.top + gap / 2, bbox.top + bbox.height - gap / 2)) {
-      ctx.lineWidth = 3 * ratio;
-      ctx.strokeStyle = ground;
-      ctx.strokeText(text, x + NUMBER_GAP * ratio, y);
-      ctx.fillStyle = color;
-      ctx.fillText(text, x + NUMBER_GAP * ratio, y);
-    }
-    ctx.restore();
+  /** @param {Plot} plot @param {ChartSpec} spec */
+  drawNumbers(plot, spec) {
+    if (this.active) drawEndNumbers(plot, this.ends.get(spec.id) ?? []);
   }
 
   /** Which lines have a lane of skips: those that skipped at all. */
@@ -452,53 +284,28 @@ export class Overlay {
   layStrip(left, width) {
     const { strip, stripHeight } = this;
     const ratio = devicePixelRatio || 1;
-    const [across, high] = [Math.round((left + width + 30) * ratio), Math.round(stripHeight * ratio)];
+    const [across, high] = [Math.round((left + width + PADDING_RIGHT) * ratio), Math.round(stripHeight * ratio)];
     const changed = strip.height !== high;
     if (!changed && strip.width === across) return false;
     [strip.width, strip.height] = [across, high];
-    strip.style.width = `${left + width + 30}px`;
+    strip.style.width = `${left + width + PADDING_RIGHT}px`;
     strip.style.height = `${stripHeight}px`;
     return changed;
   }
 
   /** Skips of the others, a lane each, below the marks of the current run. @param {number} left @param {number} width pixels of the plots */
   drawStrip(left, width) {
-    const lines = this.#shown;
-    const { strip, scene } = this;
+    const { strip, scene, stripHeight: height, looked } = this;
     const context = strip.getContext("2d");
-    if (!context || !scene || !this.stripHeight) return;
+    if (!context || !scene || !height) return;
     const ratio = devicePixelRatio || 1;
-    const height = this.stripHeight;
-    const lane = this.#lane;
-    const full = left + width + 30;
-    const [from, to] = scene.range();
+    const skipping = this.#skipping;
+    const lines = skipping.map((at) => this.#shown[at]);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, full, height);
-    const style = getComputedStyle(document.documentElement);
-    let inView = 0;
-    const said = this.#skipping.map((index, row) => {
-      const line = lines[index];
-      const broken = skipsOf(line);
-      const top = (height - this.#skipping.length * lane) / 2 + row * lane;
-      context.globalAlpha = this.looked === null || this.looked === index ? 1 : 0.25;
-      context.fillStyle = style.getPropertyValue("--grid");
-      if (lane > 5) context.fillRect(left, top + lane / 2 - 0.5, width, 1);
-      context.fillStyle = line.colors[this.dark];
-      let count = 0;
-      for (let at = Math.max(0, lowerBound(line.x, from) - 1); broken && at < line.x.length && line.x[at] <= to; at++) {
-        if (!(broken[at] > 0) || line.x[at] < from) continue;
-        count += 1;
-        context.fillRect(left + ((line.x[at] - from) / (to - from)) * width - 1, top, 2, lane - 1);
-      }
-      inView += count;
-      return `${this.#nameOf(line.runs)} ${line.size > 1 ? "in " : ""}${formatCount(count)}${line.size > 1 ? " places" : ""}`;
+    const counts = drawSkips(context, lines, (row) => looked !== null && looked !== skipping[row], {
+      left, width, full: left + width + PADDING_RIGHT, height, lane: this.#lane, range: scene.range(), dark: this.dark,
     });
-    context.globalAlpha = 1;
-    context.fillStyle = style.getPropertyValue("--text-2");
-    context.font = "11px Roboto, system-ui, sans-serif";
-    context.textBaseline = "middle";
-    context.fillText("Others", 18, height / 2 + 0.5);
-    if (!inView) context.fillText("no skips in view", left + 8, height / 2 + 0.5);
+    const said = lines.map((line, row) => `${this.#nameOf(line.runs)} ${line.size > 1 ? "in " : ""}${formatCount(counts[row])}${line.size > 1 ? " places" : ""}`);
     strip.setAttribute("aria-label", `Skipped steps of the other runs in view: ${said.join(", ")}`);
   }
 
@@ -531,6 +338,32 @@ export class Overlay {
       text: `${spec.title}: ${rows.map(({ name, text }) => `${name} ${text}`).join(", ")}`,
       many: rows.length > 5,
     };
+  }
+
+  /** What is drawn, for the table of values. @param {ChartSpec[]} specs @returns {{name: string, others: ValuesSource[]}} `name`: of the current run */
+  sources(specs) {
+    const { current, axis, range } = /** @type {OverlayScene} */ (this.scene);
+    const lines = this.#shown;
+    const [name, ...names] = shortNames([[current], ...lines.map(({ runs }) => runs)].map((runs) => this.#nameOf(runs))).map((text, at) => `${at + 1}  ${text}`);
+    const others = lines.map((line, at) => {
+      const size = axis === "time" ? line.size / 1000 : line.size;
+      const ends = line.start.map((x) => Math.min(axis === "time" ? x : x + size - 1, line.last ?? x));
+      const exact = line.size === 1;
+      return {
+        name: names[at], of: line, view: range(), places: placesOf(axis, exact), several: line.runs.length > 1,
+        series: { exact, bucketSteps: size, length: line.start.length, step: /** @type {Float64Array} */ (line.start), stepLast: /** @type {Float64Array} */ (ends), line: () => null },
+        lines: specs.filter(({ id }) => id !== "tensor").flatMap((spec) => this.#column(line, spec)),
+      };
+    });
+    return { name, others };
+  }
+
+  /** @param {OverlayLine} line @param {ChartSpec} spec @returns {ValuesSource["lines"]} */
+  #column(line, spec) {
+    const { raw } = this.#points(line, spec, spec.scale);
+    const of = (/** @type {string} */ kind) => line.of(this.#columnOf(spec), kind);
+    const counts = (/** @type {string} */ kind) => /** @type {Uint32Array | null} */ (of(kind));
+    return raw ? [{ spec, line: spec.lines[0], column: { last: raw, min: of("min") ?? raw, max: of("max") ?? raw, mean: null, nan: counts("nan"), inf: counts("inf"), known: null } }] : [];
   }
 
   /** The runs beside the current one in words, with where they end in view. @param {ChartSpec} spec @param {Scale} scale */
@@ -588,33 +421,4 @@ export class Overlay {
     this.looked = at;
     this.callbacks.redraw();
   }
-}
-
-/** Above 0 where a line skipped. @param {Pick<OverlayLine, "of">} line */
-function skipsOf({ of }) {
-  return of("skipped", "max") ?? of("skipped", "mean");
-}
-
-/** How a line looks. @param {string} color @param {number[]} dash */
-function swatch(color, dash) {
-  return svg("svg", { class: "line-swatch", width: 18, height: 8, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 18, y1: 4, y2: 4, stroke: color, "stroke-width": 2, "stroke-dasharray": dash.join(" ") }));
-}
-
-/** What lies between two rows of values, in pieces where there are gaps. @param {Values} xs @param {any} low @param {any} high @param {number} from @param {number} to @param {(x: number) => number} px @param {(y: number) => number} py */
-function areas(xs, low, high, from, to, px, py) {
-  const paths = [];
-  for (let at = from; at <= to; ) {
-    if (low[at] === null || high[at] === null) {
-      at += 1;
-      continue;
-    }
-    const path = new Path2D();
-    const start = at;
-    path.moveTo(px(xs[at]), py(high[at]));
-    for (at += 1; at <= to && low[at] !== null && high[at] !== null; at++) path.lineTo(px(xs[at]), py(high[at]));
-    for (let back = at - 1; back >= start; back--) path.lineTo(px(xs[back]), py(low[back]));
-    path.closePath();
-    paths.push(path);
-  }
-  return paths;
 }

@@ -1,8 +1,8 @@
 /** The runs in one table, which of them are in the charts, and how the settings of two differ. Loaded when it is opened. */
 
 import { Api } from "./api.js";
+import { dock, element, headRow, iconButton, scroller, table } from "./elements.js";
 import { counted, formatAligned, formatCount, formatScaleShort, formatShare, statusOf } from "./format.js";
-import { dock, element, headRow, iconButton, scroller, table } from "./host.js";
 
 /** @import { RunRow } from "./types.js" */
 

@@ -2,6 +2,9 @@
 
 import type uPlot from "uplot";
 import type { Series } from "./api.js";
+import type { Charts } from "./charts.js";
+import type { Overlay } from "./overlay.js";
+import type { RunData } from "./rundata.js";
 
 // ---- Answers of the server: see http_api.md beside the plugin
 
@@ -257,6 +260,72 @@ export type ChartCallbacks = {
   optimizer: (index: number) => void;
 };
 
+/** Steps onto the x axis and back. */
+export type XAxis = { xOf: (step: number) => number; stepOf: (x: number) => number };
+
+/** How points on the x axis are written. */
+export type Places = {
+  head: string;
+  /** the ends of what a point stands for */
+  write: (from: number, to: number) => string;
+  /** how much a point stands for */
+  span: (size: number) => string;
+};
+
+/** A model on its x axis, as it is drawn. */
+export type Drawing = {
+  model: Model;
+  xAxis: XAxis;
+  /** of x, in view */
+  range: [number, number];
+  /** by the names of CSS variables */
+  colors: Record<string, string>;
+};
+
+/** What the marks tell of what a person does. */
+export type LaneCallbacks = {
+  select: (event: TbnumEvent) => void;
+  zoom: (from: number, to: number) => void;
+  look: (step: number | null) => void;
+};
+
+/** What a chart's own buttons, keys and bar do. */
+export type PaneCallbacks = {
+  key: (event: KeyboardEvent) => void;
+  log: () => void;
+  move: (by: 1 | -1) => void;
+  hide: () => void;
+  /** pixels of the plot; null: as at first */
+  height: (pixels: number | null) => void;
+};
+
+/** What a plot asks its chart for, and tells it. */
+export type PlotCallbacks = {
+  /** whether points are steps */
+  exact: () => boolean;
+  color: (line: LineSpec, alpha: number) => string;
+  /** of what is no line, by the name of a CSS variable */
+  ground: (name: string) => string;
+  gutter: () => number;
+  xLabel: string | undefined;
+  xTicks: (min: number, max: number, count: number) => number[];
+  xLabels: (ticks: number[]) => string[];
+  yRange: (min: number | null, max: number | null) => [number, number];
+  yTicks: (min: number, max: number, height: number) => number[];
+  yLabels: (ticks: number[]) => string[];
+  /** the pixel of the step that is nearest */
+  snapped: (plot: Plot, left: number) => number;
+  drawBelow: (plot: Plot) => void;
+  drawBehind: (plot: Plot) => void;
+  drawn: (plot: Plot) => void;
+  hovered: (plot: Plot) => void;
+  left: () => void;
+  selected: (plot: Plot) => void;
+  clicked: (plot: Plot, left: number) => void;
+  reset: () => void;
+  wheel: (plot: Plot, event: WheelEvent) => void;
+};
+
 /** Where a line was not finite. */
 export type Edge = { step: number[]; infinite: boolean[] };
 
@@ -311,7 +380,126 @@ export type Place = {
   tensor: string | null;
 };
 
+/** What the page's tools do. */
+export type PageCallbacks = {
+  smooth: (weight: number) => void;
+  align: (axis: Alignment) => void;
+  goToStep: (step: number) => void;
+  /** the values of the held step */
+  stepText: () => Promise<string>;
+  openDock: (tab: NonNullable<Place["dock"]>) => void;
+  toggleDock: (tab: NonNullable<Place["dock"]>) => void;
+  setViews: (views: Views) => void;
+  follow: () => void;
+  resetZoom: () => void;
+};
+
+/** What the data of a run needs to know, and tells. */
+export type RunCallbacks = {
+  /** whether it is still the chosen one */
+  wanted: (run: string) => boolean;
+  columns: (info: RunInfo) => string[];
+  buckets: () => number;
+  zoom: () => [number, number] | null;
+  extent: () => [number, number];
+  /** nothing can be drawn yet */
+  waiting: (text: string) => void;
+  loaded: (first: boolean) => void;
+  /** its events have come */
+  told: (first: boolean) => void;
+  settled: () => void;
+  refined: () => void;
+  failed: (error: unknown) => void;
+};
+
+/** What the events beside the charts tell. */
+export type SelectionCallbacks = {
+  choose: (event: TbnumEvent | null, zoomToIt: boolean) => void;
+  go: (by: 1 | -1) => void;
+  filtered: () => void;
+  link: () => string;
+  text: () => string;
+  openTensor: (name: string) => void;
+};
+
+/** What the cursor moves over. */
+export type CursorScene = {
+  data: RunData;
+  charts: Charts;
+  overlay: Overlay | null;
+  loaded: Loaded;
+  pin: number | null;
+  axis: Alignment;
+  prefix: string;
+  series: Series;
+  tensors: Model["tensors"];
+};
+
+/** What a zoom needs to know, and tells. */
+export type ZoomCallbacks = {
+  place: () => Pick<Place, "zoom">;
+  /** whether there is a run to look at */
+  ready: () => boolean;
+  extent: () => [number, number];
+  changed: () => void;
+};
+
+/** What keys on a chart do. */
+export type ChartKeys = {
+  view: [number, number];
+  cursor: number | null;
+  moveTo: (step: number) => void;
+  pin: (step: number) => void;
+  zoom: (from: number, to: number) => void;
+};
+
+/** What opens below the charts, and what is done there. */
+export type DocksCallbacks = {
+  place: () => Place;
+  opening: (tab: Place["dock"]) => void;
+  opened: () => void;
+  tensorChosen: () => void;
+  pin: (step: number) => void;
+  go: (step: number, event: TbnumEvent | null) => void;
+  zoom: (from: number, to: number) => void;
+  hover: (step: number | null) => void;
+  chooseRun: (run: string) => void;
+  toggleRun: (run: string) => void;
+  draw: () => void;
+  figure: () => Promise<Blob>;
+};
+
+/** What it is drawn from. */
+export type DocksScene = {
+  loaded: Loaded;
+  charts: Charts;
+  series: Series;
+  view: [number, number];
+  cursor: number | null;
+  pinned: number | null;
+  overlay: Overlay | null;
+  prefix: string;
+  over: Set<string>;
+  runs: RunRow[];
+  colorOf: (run: string) => string;
+};
+
 // ---- Several runs
+
+/** What a choice of runs needs to know, and tells. */
+export type RunsCallbacks = {
+  place: () => Place;
+  choose: (run: string) => void;
+  table: () => void;
+  /** those beside the chosen one */
+  others: (runs: string[]) => void;
+  group: (grouped: boolean) => void;
+  draw: () => void;
+  relist: () => void;
+  announce: (text: string) => void;
+  failed: (error: unknown) => void;
+  arrived: (overlay: Overlay) => void;
+};
 
 /** What the x axis counts. */
 export type Alignment = "step" | "time" | "updates";
@@ -351,8 +539,18 @@ export type OverlayLine = {
   x: Values;
   of: (column: string, kind: string) => Values | null;
   /** by chart and axis */
-  made: Map<string, { values: (number | null)[] | null; bands: { low: any; high: any; alpha: number }[]; raw: Values | null }>;
+  made: Map<string, OverlayPoints>;
 };
+
+/** A line's points on a chart's axis, and as they came. */
+export type OverlayPoints = {
+  values: (number | null)[] | null;
+  bands: { low: any; high: any; alpha: number }[];
+  raw: Values | null;
+};
+
+/** Where a line ends, in pixels of its canvas. */
+export type LineEnd = { x: number; y: number; text: string };
 
 export type OverlayCallbacks = {
   draw: () => void;
@@ -439,6 +637,21 @@ export type FindingRow = {
   message: string;
   remedy: string;
   event: TbnumEvent | null;
+};
+
+/** What a table of values lists: the points of a run, or of runs of one setting, as the charts draw them. */
+export type ValuesSource = {
+  /** as the legend has it */
+  name: string;
+  /** what it was made from: another is another table */
+  of: unknown;
+  series: SeriesLike;
+  lines: { spec: ChartSpec; line: LineSpec; column: Line }[];
+  /** in the unit of the series */
+  view: [number, number];
+  places: Places;
+  /** whether values are means of several runs */
+  several: boolean;
 };
 
 export type FindingsAnswer = { version: string; findings: Finding[] };

@@ -1,9 +1,9 @@
 /** What the charts draw, as a table: the points in view, by the views that are shown. Loaded when it is opened. */
 
+import { dock, element, iconButton, scroller, table } from "./elements.js";
 import { formatCount, formatNumber, formatScale } from "./format.js";
-import { dock, element, iconButton, scroller, table } from "./host.js";
 
-/** @import { ChartSpec, LineSpec, SeriesLike } from "./types.js" */
+/** @import { ChartSpec, Line, SeriesLike, ValuesSource } from "./types.js" */
 
 const MOST_ROWS = 400;
 
@@ -20,34 +20,59 @@ export function pointsInView(series, [from, to], most = MOST_ROWS) {
 export class ValuesTable {
   /** @param {{close: () => void}} callbacks */
   constructor(callbacks) {
+    /** @type {ValuesSource[]} */
+    this.sources = [];
+    /** Its name. */
+    this.chosen = "";
     /** @type {unknown[]} */
     this.made = [];
+    this.select = element("select", { class: "small", "aria-label": "Run whose values are listed", onchange: () => this.#choose(this.select.value) });
     this.count = element("p", { class: "dock-message", role: "status" });
     this.scroller = scroller("Table of the charts' values");
     const close = iconButton("✕", "Close the values", callbacks.close);
-    this.element = dock("Values of the charts", [element("h2", {}, "Values of the charts"), this.count], close, this.scroller);
+    this.element = dock("Values of the charts", [element("h2", {}, "Values of the charts"), this.select, this.count], close, this.scroller);
   }
 
-  /**
-   * @param {{spec: ChartSpec, line: LineSpec, column: import("./types.js").Line}[]} lines of the shown views
-   * @param {SeriesLike} series @param {[number, number]} view
-   */
-  show(lines, series, view) {
-    const made = [series, ...view, lines.map(({ spec, line }) => spec.id + line.column).join()];
+  /** @param {ValuesSource[]} sources the current run first, then what is drawn beside it */
+  show(sources) {
+    const names = sources.map(({ name }) => name);
+    if (names.join("\n") !== this.sources.map(({ name }) => name).join("\n")) {
+      this.select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+      this.select.hidden = names.length < 2;
+      if (!names.includes(this.chosen)) this.chosen = names[0];
+      this.select.value = this.chosen;
+    }
+    this.sources = sources;
+    this.#draw();
+  }
+
+  /** @param {string} name */
+  #choose(name) {
+    this.chosen = name;
+    this.#draw();
+  }
+
+  #draw() {
+    const source = this.sources.find(({ name }) => name === this.chosen) ?? this.sources[0];
+    const { series, lines, view, places, several } = source;
+    const made = [source.of, source.name, ...view, lines.map(({ spec, line }) => spec.id + line.column).join()];
     if (made.every((part, at) => part === this.made[at])) return;
     this.made = made;
     const points = pointsInView(series, view);
     const every = pointsInView(series, view, Infinity).length;
-    this.count.textContent = `${formatCount(points.length)}${points.length < every ? ` of ${formatCount(every)}, evenly chosen: zoom in for the rest` : ""}${series.exact ? "" : `; each stands for ${formatCount(series.bucketSteps)} steps: last value (lowest to highest)`}`;
-    const heads = [series.exact ? "Step" : "Steps", ...lines.map(({ spec, line }) => (spec.lines.length > 1 ? `${spec.title} ${line.label}` : spec.title))];
+    const chosen = points.length < every ? ` of ${formatCount(every)}, evenly chosen: zoom in for the rest` : "";
+    const what = `${several ? "mean of all runs" : "last value"} (lowest to highest)`;
+    this.count.textContent = `${formatCount(points.length)}${chosen}${series.exact ? (several ? `; ${what}` : "") : `; each stands for ${places.span(series.bucketSteps)}: ${what}`}`;
+    const heads = [places.head, ...lines.map(({ spec, line }) => (spec.lines.length > 1 ? `${spec.title} ${line.label}` : spec.title))];
     this.scroller.replaceChildren(table("data-table values-table", heads, points.map((at) => [
-      series.step[at] === series.stepLast[at] ? formatCount(series.step[at]) : `${formatCount(series.step[at])} to ${formatCount(series.stepLast[at])}`,
-      ...lines.map(({ spec, column }) => {
-        const write = (/** @type {number} */ value) => (spec.scale === "log2" ? formatScale(value) : formatNumber(Number(value.toPrecision(6))));
-        if (Number.isNaN(column.last[at])) return "–";
-        const bounds = series.exact || column.min[at] === column.max[at] ? "" : ` (${write(column.min[at])} to ${write(column.max[at])})`;
-        return write(column.last[at]) + bounds;
-      }),
+      places.write(series.step[at], series.stepLast[at]), ...lines.map(({ spec, column }) => valueText(spec, column, at)),
     ])));
   }
+}
+
+/** @param {ChartSpec} spec @param {Line} column @param {number} at */
+function valueText(spec, { last, min, max, nan, inf }, at) {
+  const write = (/** @type {number} */ value) => (spec.scale === "log2" ? formatScale(value) : formatNumber(Number(value.toPrecision(6))));
+  if (Number.isNaN(last[at])) return inf?.[at] ? "∞" : nan?.[at] ? "NaN" : "–";
+  return write(last[at]) + (min[at] === max[at] ? "" : ` (${write(min[at])} to ${write(max[at])})`);
 }

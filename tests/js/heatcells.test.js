@@ -1,11 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import {
-  MODES, badnessOf, brokenRows, colourMap, deepest, depthAtFirst, heatRows, moduleOf, rangeOf, rowPixels, shareOf, spans, usualGap,
-} from "../../plugins/tensorboard_plugin_tbnum/frontend/heatmap.js";
+import { MODES, badnessOf, brokenRows, colourMap, deepest, depthAtFirst, heatRows, moduleOf, rangeOf, rowPixels, shareOf, spans, usualGap } from "../../plugins/tensorboard_plugin_tbnum/frontend/heatcells.js";
 
 const NAMES = ["wte.weight", "blocks.0.attn.weight", "blocks.0.attn.bias", "blocks.1.attn.weight", "ln_f.weight"];
+
 const LOG = MODES[0];
 
 /** Cells from rows of values; "!" is a value that was not finite, null one that is unknown. */

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { RunColors, apart, bucketAt, groupName, linesOf, shortNames } from "../../plugins/tensorboard_plugin_tbnum/frontend/overlay.js";
+import { RunColors, groupName, linesOf, shortNames } from "../../plugins/tensorboard_plugin_tbnum/frontend/runlines.js";
 
 test("a run keeps the colour that TensorBoard gave it, however many come after it", () => {
   const colors = new RunColors();
@@ -51,19 +51,4 @@ test("seeds are called together by what their names begin with", () => {
   assert.equal(groupName(["gpt/lr1e-3/seed1", "gpt/lr1e-3/seed2"]), "gpt/lr1e-3 · 2 seeds");
   assert.equal(groupName(["base_seed_12", "base_seed_13", "base_seed_1"]), "base · 3 seeds");
   assert.equal(groupName(["x", "y"]), "one setting · 2 seeds");
-});
-
-test("labels stand apart, near their lines and inside", () => {
-  const places = (ys, xs = ys.map(() => 0)) => apart(ys.map((y, at) => ({ x: xs[at], y })), 10, 10, 0, 100).map(({ y }) => y);
-  assert.deepEqual(places([10, 12, 50]), [10, 20, 50]);
-  assert.deepEqual(places([95, 97, 99]), [95, 85, 75], "at the edge they go the other way");
-  assert.deepEqual(places([-5, 130]), [0, 100]);
-  assert.deepEqual(places([10, 12, 12], [0, 30, 60]), [10, 12, 12], "those that end elsewhere are in nobody's way");
-  assert.deepEqual(places([]), []);
-});
-
-test("x is in the bucket that begins at it or before it, and in none beyond the ends", () => {
-  const starts = Float64Array.of(0, 8, 16);
-  assert.deepEqual([-1, 0, 7.9, 8, 20, 23, 24].map((x) => bucketAt(starts, x, 23)), [-1, 0, 0, 1, 2, 2, -1]);
-  assert.equal(bucketAt(Float64Array.of(), 0, 0), -1);
 });

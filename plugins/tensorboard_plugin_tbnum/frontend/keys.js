@@ -1,0 +1,36 @@
+/** What keys do: on a chart they move the cursor and the view; anywhere but in a field they are shortcuts. */
+
+/** @import { ChartKeys } from "./types.js" */
+
+/** Arrows move the cursor, plus and minus zoom. @param {KeyboardEvent} event on a chart @param {ChartKeys} chart */
+export function chartKey(event, { view: [from, to], cursor, moveTo, pin, zoom }) {
+  if (event.altKey || event.metaKey || event.ctrlKey) return;
+  const middle = cursor ?? Math.round((from + to) / 2);
+  const stride = event.shiftKey ? Math.max(10, Math.round((to - from) / 20)) : 1;
+  const page = (to - from) * 0.9;
+  const scale = (/** @type {number} */ factor) => zoom(middle - (middle - from) * factor, middle + (to - middle) * factor);
+  switch (event.key) {
+    case "ArrowLeft": moveTo(cursor === null ? middle : cursor - stride); break;
+    case "ArrowRight": moveTo(cursor === null ? middle : cursor + stride); break;
+    case "Enter": case " ": if (cursor !== null) pin(cursor); break;
+    case "Home": moveTo(from); break;
+    case "End": moveTo(to); break;
+    case "PageUp": zoom(from - page, to - page); break;
+    case "PageDown": zoom(from + page, to + page); break;
+    case "+": case "=": scale(0.5); break;
+    case "-": case "_": scale(2); break;
+    default: return;
+  }
+  event.preventDefault();
+}
+
+/** Does what a shortcut stands for. @param {KeyboardEvent} event @param {Record<string, () => void>} shortcuts by key, in small letters */
+export function pressShortcut(event, shortcuts) {
+  const { target } = event;
+  if (event.defaultPrevented || event.altKey || event.metaKey || event.ctrlKey) return;
+  if (target instanceof HTMLInputElement && !["range", "checkbox"].includes(target.type) || target instanceof HTMLSelectElement) return;
+  const press = shortcuts[event.key.toLowerCase()];
+  if (!press) return;
+  press();
+  event.preventDefault();
+}

@@ -1,0 +1,211 @@
+/** The page of the panel: its bar of tools and menus around the charts, what it says, and what it says in their place. */
+
+import { button, copyButton, element } from "./elements.js";
+import { skipSummary } from "./events.js";
+import { counted, formatElapsed, formatScaleShort, isPlain, runTitle, statusOf } from "./format.js";
+import { CHARTS, firstViews } from "./views.js";
+
+/** @import { Series } from "./api.js" */
+/** @import { Loaded, PageCallbacks, Place, RunRow, Views } from "./types.js" */
+
+export class Page {
+  /**
+   * @param {HTMLElement} body
+   * @param {{charts: HTMLElement, dock: HTMLElement, runs: HTMLElement, legend: HTMLElement, card: HTMLElement, events: HTMLElement, cursor: HTMLElement}} parts
+   * @param {PageCallbacks} callbacks
+   */
+  constructor(body, parts, callbacks) {
+    this.callbacks = callbacks;
+    this.alert = element("div", { class: "alert", role: "alert", hidden: true });
+    this.name = element("h1", {}, "Numerics");
+    this.status = element("span", "status");
+    this.facts = element("p", "facts-line");
+    this.problems = element("details", { class: "problems", hidden: true });
+    this.message = element("div", "message");
+    this.live = element("p", { class: "visually-hidden", role: "status" });
+    this.content = element(
+      "div", "content",
+      element("div", "center", parts.legend, parts.charts, parts.dock),
+      element("aside", { class: "side", "aria-label": "Events of the run" }, parts.card, parts.events),
+    );
+    this.runsButton = button("Runs", "", () => this.openRuns(!this.runsAreOpen));
+    this.runsButton.classList.add("runs-button");
+    this.runsButton.setAttribute("aria-expanded", "false");
+    const slider = element("input", { type: "range", min: 0, max: 0.99, step: 0.01, oninput: () => callbacks.smooth(Number(slider.value)) });
+    const value = element("output");
+    this.smoothing = { slider, value, label: element("label", "smoothing", "Smoothing", slider, value) };
+    this.axisButtons = /** @type {const} */ ([["step", "Step", "By step"], ["time", "Time", "By time since the first step"], ["updates", "Updates", "By updates done: skipped steps are left out"]])
+      .map(([axis, label, title]) => {
+        const made = button(label, title, () => callbacks.align(axis));
+        made.dataset.axis = axis;
+        return made;
+      });
+    this.stepField = element("input", {
+      class: "search step-field", type: "text", inputmode: "numeric", placeholder: "Go to step", "aria-label": "Go to step (G)",
+      onkeydown: (event) => {
+        const wanted = this.stepField.value.replaceAll(/[,_\s]/g, "");
+        if (event.key === "Enter" && /^\d+$/.test(wanted)) callbacks.goToStep(Number(wanted));
+      },
+    });
+    this.copyStep = copyButton("Copy step", "Every value of the held step as text, for a bug report", callbacks.stepText);
+    this.findingsButton = button("Findings", "Findings and events as a table; files to save", () => callbacks.toggleDock("findings"));
+    this.tensorsButton = button("Tensors", "Heat map and histograms of the tensors", () => callbacks.toggleDock("heatmap"));
+    this.tensorsButton.hidden = this.copyStep.hidden = true;
+    this.viewList = element("div", { class: "view-list", role: "group", "aria-label": "Views" });
+    this.viewMenu = element("details", { class: "menu", ontoggle: () => this.#fitMenu() }, element("summary", { class: "small" }, "Views"), this.viewList);
+    this.followButton = button("Follow", "Keep the newest step in view (F)", callbacks.follow);
+    this.resetButton = button("Reset zoom", "Show all steps (double click, or 0)", callbacks.resetZoom);
+    const bar = element(
+      "header", "bar", this.runsButton,
+      element("div", "heading", element("div", "heading-line", this.name, this.status), this.facts),
+      element(
+        "div", "tools", this.smoothing.label,
+        element("div", { class: "segmented", role: "group", "aria-label": "Horizontal axis" }, ...this.axisButtons),
+        this.stepField, this.copyStep, this.findingsButton, this.tensorsButton, this.viewMenu, this.followButton, this.resetButton,
+      ),
+    );
+    const stage = element("main", { class: "stage", "aria-label": "Numerics of a run" }, bar, this.problems, this.content, this.message, this.live);
+    this.app = element("div", "app", parts.runs, stage);
+    body.append(this.alert, this.app, parts.cursor);
+    document.addEventListener("pointerdown", (event) => {
+      if (event.target instanceof Node && !this.viewMenu.contains(event.target)) this.viewMenu.open = false;
+    });
+  }
+
+  /** The menu opens to the left of its button's right edge, and further right where that would leave the window. */
+  #fitMenu() {
+    this.viewList.style.right = "0";
+    this.viewList.style.right = `${Math.min(0, this.viewList.getBoundingClientRect().left - 8)}px`;
+  }
+
+  // ---- Menus
+
+  get runsAreOpen() {
+    return this.app.classList.contains("runs-open");
+  }
+
+  /** On narrow windows the runs open over the charts. @param {boolean} open */
+  openRuns(open) {
+    this.app.classList.toggle("runs-open", open);
+    this.runsButton.setAttribute("aria-expanded", String(open));
+  }
+
+  /** Closes what is open over the charts. @returns {boolean} whether anything was */
+  closeMenus() {
+    if (this.viewMenu.open) {
+      this.viewMenu.open = false;
+      this.viewMenu.querySelector("summary")?.focus();
+      return true;
+    }
+    const open = this.runsAreOpen;
+    this.openRuns(false);
+    return open;
+  }
+
+  /** The menu of views. @param {Views} views */
+  showViews(views) {
+    const { callbacks } = this;
+    const choices = CHARTS.map(({ id, title }) => {
+      const box = element("input", { type: "checkbox", "data-view": id, onchange: () => {
+        const hidden = new Set(views.hidden);
+        if (!hidden.delete(id) && views.order.length - hidden.size > 1) hidden.add(id);
+        callbacks.setViews({ ...views, hidden });
+        /** @type {HTMLElement | null} */ (this.viewList.querySelector(`[data-view=${id}]`))?.focus();
+      } });
+      box.checked = !views.hidden.has(id);
+      return element("label", "view-choice", box, title);
+    });
+    const opens = (/** @type {string} */ label, /** @type {string} */ title, /** @type {"runs" | "values"} */ tab) => button(label, title, () => {
+      this.viewMenu.open = false;
+      callbacks.openDock(tab);
+    });
+    this.viewList.replaceChildren(
+      ...choices, opens("Runs as a table", "Runs beside each other, and how their settings differ", "runs"),
+      opens("Values as a table", "What the charts show, in numbers", "values"),
+      button("As at first", "Order, heights and axes as they were", () => callbacks.setViews(firstViews())),
+    );
+  }
+
+  // ---- What the tools show
+
+  /** @param {number} weight */
+  showSmoothing(weight) {
+    this.smoothing.slider.value = String(weight);
+    this.smoothing.value.textContent = weight.toFixed(2);
+  }
+
+  /** @param {Place["dock"]} tab what is open below the charts */
+  showDock(tab) {
+    this.tensorsButton.setAttribute("aria-pressed", String(tab === "heatmap" || tab === "histogram"));
+    this.findingsButton.setAttribute("aria-pressed", String(tab === "findings"));
+  }
+
+  /** @param {Place} place @param {Series} series that is drawn @param {boolean} following */
+  showTools({ zoom, axis, pin }, series, following) {
+    this.copyStep.hidden = pin === null;
+    this.resetButton.disabled = !zoom;
+    this.followButton.setAttribute("aria-pressed", String(!zoom || following));
+    for (const made of this.axisButtons) made.setAttribute("aria-pressed", String(made.dataset.axis === axis));
+    this.smoothing.label.title = series.exact
+      ? "Exponential moving average of the loss, step by step"
+      : `Exponential moving average of the loss over points that stand for ${counted(series.bucketSteps, "step")} each (the last loss of each)`;
+  }
+
+  // ---- What it says
+
+  /** Which run, and how it does. @param {string | null} run @param {RunRow | undefined} row @param {Loaded | null} loaded @param {boolean} connected */
+  showStatus(run, row, loaded, connected) {
+    this.name.textContent = run === null ? "Numerics" : runTitle(run);
+    if (!row) {
+      for (const stale of [this.status, this.facts]) stale.textContent = "";
+      this.status.className = "";
+      return;
+    }
+    const { state, text } = connected ? statusOf(row, Date.now() / 1000) : { state: "unknown", text: "not connected" };
+    this.name.title = runTitle(row.run);
+    this.status.className = `status ${state}`;
+    this.status.textContent = text;
+    this.followButton.hidden = state === "ended" || state === "crashed";
+    if (!loaded) return;
+    const { steps } = loaded.overview.header;
+    const facts = [counted(steps, "step")];
+    if (loaded.eventsAnswer) facts.push(skipSummary(loaded.eventsAnswer.events, steps, loaded.info.columns.includes("skipped")));
+    if (isPlain(row)) facts.unshift("inferred from TensorBoard scalars");
+    if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
+    if (row.last_wall_time != null && row.first_wall_time != null) facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
+    if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
+    this.facts.textContent = facts.join("  ·  ");
+    this.facts.title = this.facts.textContent;
+  }
+
+  /** @param {string[]} problems of the log */
+  showProblems(problems) {
+    this.problems.hidden = problems.length === 0;
+    if (!problems.length) return;
+    this.problems.replaceChildren(
+      element("summary", {}, `${counted(problems.length, "part")} of this log could not be read; what is sound is shown`),
+      element("ul", {}, ...problems.slice(0, 100).map((problem) => element("li", {}, problem))),
+    );
+  }
+
+  /** Above everything: what the server did not do. @param {string | null} text null: it answers again @param {() => void} [again] tries it now */
+  warn(text, again = () => {}) {
+    this.alert.hidden = text === null;
+    if (text === null) this.alert.replaceChildren();
+    else if (this.alert.firstChild?.textContent !== text) this.alert.replaceChildren(element("span", {}, text), button("Try now", "", again));
+  }
+
+  /** Shows a message in place of the charts, or the charts again. @param {HTMLElement | null} message @param {boolean} [alone] whether there is no run to choose either */
+  say(message, alone = false) {
+    this.message.hidden = message === null;
+    this.content.hidden = message !== null;
+    this.app.classList.toggle("bare", message !== null && alone);
+    if (message === null) this.message.replaceChildren();
+    else if (this.message.textContent !== message.textContent) this.message.replaceChildren(message);
+  }
+
+  /** Tells screen readers. @param {string} text */
+  announce(text) {
+    this.live.textContent = text;
+  }
+}

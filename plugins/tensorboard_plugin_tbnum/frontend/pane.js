@@ -1,0 +1,62 @@
+/** One chart on the page: its head with the key and the buttons, the room for its plot, and the bar below that sizes it. */
+
+import { button, element, iconButton, svg } from "./elements.js";
+import { LARGEST_PLOT, SMALLEST_PLOT, TENSOR_CHART } from "./views.js";
+
+/** @import { ChartSpec, Pane, PaneCallbacks } from "./types.js" */
+
+/**
+ * @param {ChartSpec} spec @param {PaneCallbacks} callbacks
+ * @param {...Node} tools further ones for its head
+ * @returns {Pane}
+ */
+export function makePane(spec, callbacks, ...tools) {
+  const legend = element("ul", "key");
+  const title = element("h2", {}, spec.title);
+  const log = button("log", "Logarithmic axis", callbacks.log);
+  log.setAttribute("aria-label", `Logarithmic axis of ${spec.title}`);
+  const order = spec === TENSOR_CHART ? [iconButton("✕", "Close the tensor", callbacks.hide)] : [
+    iconButton("↑", `Move ${spec.title} up`, () => callbacks.move(-1)), iconButton("↓", `Move ${spec.title} down`, () => callbacks.move(1)),
+    iconButton("✕", `Hide ${spec.title}`, callbacks.hide),
+  ];
+  const summary = element("p", { class: "visually-hidden", id: `summary-${spec.id}` });
+  const holder = element("div", {
+    class: "plot", tabindex: 0, role: "slider", "aria-label": `${spec.title}: cursor`, "aria-describedby": summary.id,
+    "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0, onkeydown: callbacks.key,
+  });
+  return {
+    spec, log, title, holder, summary, legend, grip: makeGrip(spec.title, callbacks.height), overlay: svg("svg", { class: "on-curve", "aria-hidden": "true" }),
+    element: element(
+      "section", { class: "chart", "data-chart": spec.id },
+      element("header", "chart-head", title, legend, element("div", "chart-tools", element("span", "chart-order", ...order), ...(spec.canLog ? [log] : []), ...tools)),
+      holder, summary,
+    ),
+    plot: null, empty: false, ranges: [], widths: [], made: [], data: [], edge: { step: [], infinite: [] },
+  };
+}
+
+/** The bar below a view: dragged, or moved by keys, it makes the view higher. @param {string} title @param {(pixels: number | null) => void} resize null: as at first */
+function makeGrip(title, resize) {
+  const grip = element("div", {
+    class: "grip", role: "separator", tabindex: 0, "aria-orientation": "horizontal", "aria-label": `Height of ${title}`,
+    "aria-valuemin": SMALLEST_PLOT, "aria-valuemax": LARGEST_PLOT, title: "Drag, or use the arrow keys; double click: as at first",
+  });
+  const height = () => Number(grip.getAttribute("aria-valuenow"));
+  const set = (/** @type {number} */ pixels) => resize(Math.max(SMALLEST_PLOT, Math.min(LARGEST_PLOT, Math.round(pixels))));
+  grip.addEventListener("keydown", (event) => {
+    const by = { ArrowUp: -16, ArrowDown: 16, PageUp: -64, PageDown: 64 }[event.key];
+    if (by === undefined && event.key !== "Home") return;
+    event.preventDefault();
+    if (by === undefined) resize(null);
+    else set(height() + by);
+  });
+  grip.addEventListener("dblclick", () => resize(null));
+  grip.addEventListener("pointerdown", (event) => {
+    const [start, before] = [event.clientY, height()];
+    grip.setPointerCapture(event.pointerId);
+    const drag = (/** @type {PointerEvent} */ moved) => { if (moved.clientY !== start) set(before + moved.clientY - start); };
+    grip.addEventListener("pointermove", drag);
+    grip.addEventListener("lostpointercapture", () => grip.removeEventListener("pointermove", drag), { once: true });
+  });
+  return grip;
+}

@@ -1,0 +1,131 @@
+/** A chart's plot as uPlot is asked for it: its lines, axes, cursor and gestures. */
+
+import uPlot from "uplot";
+
+import { areaOf, drawRanges } from "./canvas.js";
+import { FONT, element } from "./elements.js";
+
+/** @import { Pane, Plot, PlotCallbacks, PlotOptions, PlotSeries } from "./types.js" */
+
+export const PADDING_RIGHT = 30;
+const X_TICKS_HEIGHT = 24;
+const X_LABEL_HEIGHT = 20;
+export const X_AXIS_HEIGHT = X_TICKS_HEIGHT + X_LABEL_HEIGHT;
+
+/**
+ * @param {Pane} pane @param {{width: number, height: number}} size pixels
+ * @param {boolean} last whether the x axis stands below it
+ * @param {PlotCallbacks} own
+ */
+export function makePlot(pane, size, last, own) {
+  const series = seriesOf(pane, own);
+  const ground = (/** @type {string} */ name) => () => own.ground(name);
+  const axis = { stroke: ground("--text-2"), font: `11px ${FONT}`, labelFont: `11px ${FONT}` };
+  /** @type {PlotOptions} */
+  const options = {
+    ...size,
+    padding: [8, PADDING_RIGHT, last ? 0 : 4, 0],
+    legend: { show: false },
+    series,
+    scales: {
+      x: { time: false, auto: false },
+      y: { range: (_, min, max) => own.yRange(min, max) },
+    },
+    axes: [
+      {
+        ...axis,
+        size: last ? X_TICKS_HEIGHT : 1,
+        gap: 6,
+        label: own.xLabel,
+        labelSize: X_LABEL_HEIGHT,
+        labelGap: 0,
+        space: 90,
+        splits: (plot, _, min, max) => own.xTicks(min, max, Math.max(2, Math.floor(areaOf(plot).width / 100))),
+        values: (_, ticks) => (last ? own.xLabels(ticks) : ticks.map(() => "")),
+        grid: { stroke: ground("--grid"), width: 1 },
+        ticks: { show: last, stroke: ground("--grid"), width: 1, size: 5 },
+      },
+      {
+        ...axis,
+        size: own.gutter,
+        gap: 8,
+        splits: (plot, _, min, max) => own.yTicks(min, max, areaOf(plot).height || size.height),
+        values: (_, ticks) => own.yLabels(ticks),
+        grid: { stroke: ground("--grid"), width: 1 },
+        ticks: { show: false },
+      },
+    ],
+    cursor: {
+      y: false,
+      sync: { key: "tbnum", scales: ["x", null] },
+      // A cursor that snaps looks like a drag to uPlot, which would swallow the click.
+      drag: { x: true, y: false, setScale: false, dist: 5, click: () => {} },
+      move: (plot, left, top) => [own.snapped(plot, left), top],
+      dataIdx: (plot, _, hovered, x) => (own.exact() && x <= plot.data[0][plot.data[0].length - 1] ? hovered : /** @type {any} */ (null)),
+      points: {
+        size: 7,
+        show: (plot, at) => /** @type {any} */ ((plot.series[at].width ?? 0) <= 1 ? false : element("div", "cursor-point")),
+        width: 0,
+      },
+      bind: { dblclick: () => () => { own.reset(); return null; } },
+    },
+    hooks: {
+      drawClear: [own.drawBelow],
+      drawAxes: [(plot) => drawRanges(plot, pane.ranges, own.color), own.drawBehind],
+      draw: [own.drawn],
+      setCursor: [own.hovered],
+      setSelect: [own.selected],
+    },
+  };
+  const plot = new uPlot(options, /** @type {any} */ (pane.data), pane.holder);
+  const { over } = plot;
+  over.append(pane.overlay);
+  over.addEventListener("wheel", (event) => own.wheel(plot, event), { passive: false });
+  let pressed = NaN;
+  over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
+  over.addEventListener("click", (event) => {
+    if (event.target === over && Math.abs(event.clientX - pressed) < 4) own.clicked(plot, event.clientX - over.getBoundingClientRect().left);
+  });
+  over.addEventListener("mouseleave", own.left);
+  return plot;
+}
+
+/** uPlot's series in the order of `plotData`; notes which are ranges, and how wide lines are. @param {Pane} pane @param {PlotCallbacks} own */
+function seriesOf(pane, own) {
+  const stepped = uPlot.paths.stepped?.({ align: 1 });
+  /** Dots where steps are far enough apart to be told from each other. @type {(plot: Plot, at: number, from: number, to: number) => boolean} */
+  const showPoints = (plot, _, from, to) => own.exact() && (to - from + 1) * 9 < areaOf(plot).width;
+  /** @type {PlotSeries[]} */
+  const series = [{}];
+  pane.ranges = [];
+  for (const line of pane.spec.lines) {
+    const faint = (/** @type {number} */ alpha) => () => own.color(line, alpha);
+    const full = faint(1);
+    const edge = { stroke: faint(0.45), width: 1, points: { show: false } };
+    series.push(edge, { ...edge });
+    pane.ranges.push({ line, at: series.length - 2 });
+    /** @type {PlotSeries} */
+    const drawn = {
+      stroke: full, width: line.width, dash: line.dash, spanGaps: line.sparse,
+      paths: line.stepped ? stepped : undefined,
+      points: { show: line.stepped || line.dash ? false : showPoints, size: 5, filter: /** @type {any} */ (isolated), fill: full, stroke: full },
+    };
+    if (line.smooth) series.push({ ...drawn, stroke: faint(0.35), width: 1, points: { ...drawn.points, fill: faint(0.5), stroke: faint(0) } });
+    series.push(drawn);
+  }
+  pane.widths = series.map(({ width = 0, dash, paths }) => (width > 1 && !dash && !paths ? width : 0));
+  return series;
+}
+
+/** Points that no line reaches, because both neighbours are gaps. @param {Plot} plot @param {number} at @param {boolean} all */
+function isolated(plot, at, all) {
+  if (all) return null;
+  const values = plot.data[at];
+  const [from, to] = plot.series[0].idxs ?? [0, values.length - 1];
+  /** @type {number[]} */
+  const alone = [];
+  for (let index = from; index <= to; index++) {
+    if (values[index] != null && values[index - 1] == null && values[index + 1] == null) alone.push(index);
+  }
+  return alone.length ? alone : null;
+}

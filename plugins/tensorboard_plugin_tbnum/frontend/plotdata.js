@@ -1,0 +1,116 @@
+/**
+ * What of a series is drawn in a chart, as numbers on its axis.
+ *
+ * uPlot draws nothing where a series starts with NaN or holds an infinity, and bridges other NaNs. So it gets
+ * finite numbers and `null` only; what was not finite is drawn as a tick at the upper edge.
+ */
+
+import { lowerBound } from "./sorted.js";
+
+/** @import { ChartSpec, Edge, LineSpec, NonfiniteAnswer, Scale, SeriesLike } from "./types.js" */
+
+/** A line's values in a series. @param {ChartSpec} spec @param {LineSpec} line @param {SeriesLike} series @param {string} prefix */
+export function lineOf(spec, line, series, prefix) {
+  return series.line((spec.ofOptimizer ? prefix : "") + line.column);
+}
+
+/** A view of tensors before they have arrived. @type {SeriesLike} */
+export const NOTHING = {
+  exact: true, bucketSteps: 1, length: 0, step: new Float64Array(), stepLast: new Float64Array(), line: () => null,
+};
+
+/**
+ * Exponential moving average that starts without a bias, as TensorBoard's scalars: `weight` in [0, 1).
+ * What is `null` stays `null` and leaves the average as it is.
+ *
+ * @param {(number | null)[]} values @param {number} weight
+ */
+export function smoothed(values, weight) {
+  let sum = 0;
+  let mass = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return sum / mass;
+  });
+}
+
+/** @type {Record<Scale, (value: number) => number | null>} */
+export const ONTO_AXIS = {
+  linear: (value) => (Number.isFinite(value) ? value : null),
+  log2: (value) => (value > 0 && Number.isFinite(value) ? Math.log2(value) : null),
+  log10: (value) => (value > 0 && Number.isFinite(value) ? Math.log10(value) : null),
+};
+
+/**
+ * What uPlot gets for one chart: x, then for each line its maxima, minima and values (and the smoothed ones).
+ *
+ * @param {ChartSpec} spec
+ * @param {SeriesLike} series
+ * @param {{scale: Scale, prefix: string, smoothing: number, xOf: (step: number) => number, beside?: boolean}} options
+ *   `beside`: other runs are drawn too, so that single steps would cover them: plain lines are smoothed, what they were is faint
+ * @returns {{data: (number | null)[][], edge: Edge}}
+ *   `edge`: where the first line was not finite
+ */
+export function plotData(spec, series, { scale, prefix, smoothing, xOf, beside = false }) {
+  const { length } = series;
+  const map = ONTO_AXIS[scale];
+  const convert = (/** @type {ArrayLike<number>} */ values) => Array.from(values, map);
+  const nothing = () => new Array(length).fill(null);
+  const x = new Array(length);
+  for (let index = 0; index < length; index++) {
+    x[index] = xOf(series.exact ? series.step[index] : (series.step[index] + series.stepLast[index]) / 2);
+  }
+  const data = [x];
+  for (const line of spec.lines) {
+    const column = lineOf(spec, line, series, prefix);
+    const values = column ? convert((line.average && column.mean) || column.last) : nothing();
+    const reduced = column !== null && !series.exact && line.only !== "last";
+    const averaged = smoothing > 0 && (line.smooth || ((reduced || beside) && !line.stepped && !line.dash && !line.sparse && !line.average));
+    const raw = averaged && !reduced && !line.smooth ? values : nothing();
+    const [least, greatest] = (line.spread ?? []).map((name) => series.line(name));
+    if (least && greatest) data.push(convert(greatest.max ?? greatest.last), convert(least.min ?? least.last)); // of all ranks
+    else data.push(reduced ? convert(column.max) : raw, reduced && line.only !== "max" ? convert(column.min) : nothing());
+    if (line.smooth) data.push(averaged && !reduced ? values : nothing()); // raw, behind; reduced, the band is that
+    data.push(averaged ? smoothed(values, smoothing) : values);
+  }
+  return { data, edge: nonfiniteEdge(spec, series, prefix) };
+}
+
+/** @param {ChartSpec} spec @param {SeriesLike} series @param {string} prefix */
+function nonfiniteEdge(spec, series, prefix) {
+  /** @type {Edge} */
+  const edge = { step: [], infinite: [] };
+  const [{ column: name }] = spec.lines;
+  const column = spec.ofOptimizer ? series.line(prefix + name) : null;
+  if (!column) return edge;
+  const measured = series.exact ? measuredNan(name, series, prefix, null) : null;
+  for (let index = 0; index < series.length; index++) {
+    const value = column.last[index];
+    const infinite = column.inf ? column.inf[index] > 0 : value === Infinity || value === -Infinity;
+    const nan = column.nan ? column.nan[index] > 0 : Number.isNaN(value) && measured?.[index] === 1;
+    if (!infinite && !nan) continue;
+    edge.step.push((series.step[index] + series.stepLast[index]) / 2);
+    edge.infinite.push(infinite);
+  }
+  return edge;
+}
+
+/**
+ * Where a NaN among exact values was measured: elsewhere it says that nothing is known.
+ * @param {string} column @param {SeriesLike} series @param {string} prefix @param {NonfiniteAnswer | null} nonfiniteLoss
+ * @returns {Uint32Array | null} 1 where it was; null: not told
+ */
+export function measuredNan(column, series, prefix, nonfiniteLoss) {
+  if (column === "loss" && nonfiniteLoss) {
+    const nan = new Uint32Array(series.length);
+    nonfiniteLoss.step.forEach((step, index) => {
+      const at = lowerBound(series.step, step);
+      if (Number.isNaN(nonfiniteLoss.value[index]) && series.step[at] === step) nan[at] = 1;
+    });
+    return nan;
+  }
+  const measured = column === "grad_norm" ? series.line(`${prefix}nonfinite_tensors`)?.last : null;
+  return measured ? Uint32Array.from(measured, (count) => Number(!Number.isNaN(count))) : null;
+}

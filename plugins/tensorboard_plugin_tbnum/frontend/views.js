@@ -1,0 +1,108 @@
+/**
+ * The views there are, and which of them are shown, in which order, how high, on which axis.
+ *
+ * `CHARTS` says what is drawn; a further chart is a further entry.
+ */
+
+/** @import { ChartSpec, Views } from "./types.js" */
+
+/** Every view there is, in its first order. @type {ChartSpec[]} */
+export const CHARTS = [
+  {
+    id: "loss", title: "Loss", scale: "linear", weight: 3.2, minHeight: 150, canLog: true,
+    lines: [{ column: "loss", label: "loss", color: "--loss", width: 1.75, smooth: true, spread: ["loss/rank_min", "loss/rank_max"] }],
+    beside: ["loss/rank_min", "loss/rank_max"],
+  },
+  {
+    id: "scale", title: "Loss scale", scale: "log2", weight: 1.35, minHeight: 80,
+    lines: [{ column: "loss_scale", label: "loss scale", color: "--scale", width: 1.75, stepped: true }],
+  },
+  {
+    id: "norm", title: "Gradient norm", scale: "log10", weight: 2, minHeight: 104, ofOptimizer: true, canLog: true,
+    lines: [
+      { column: "grad_norm", label: "before clipping", color: "--norm", width: 1.25 },
+      { column: "grad_norm_clipped", label: "after clipping", color: "--clipped", width: 1.25, only: "max" },
+      { column: "max_norm", label: "threshold", color: "--threshold", width: 1.25, dash: [6, 4], only: "last" },
+    ],
+  },
+  {
+    id: "clip", title: "Clipping", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true, optional: true,
+    lines: [{ column: "clip_coef", label: "gradients times", color: "--clipped", width: 1.25, average: true }], beside: ["clipped"],
+  },
+  {
+    id: "lr", title: "Learning rate", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true, optional: true,
+    lines: [{ column: "lr", label: "learning rate", color: "--lr", width: 1.75, stepped: true }],
+  },
+  {
+    id: "ratio", title: "Update ratio", scale: "log10", weight: 1.2, minHeight: 80, ofOptimizer: true, canLog: true, optional: true,
+    lines: [{ column: "update_ratio", label: "update norm / parameter norm", color: "--ratio", width: 1.5, sparse: true }],
+  },
+  {
+    id: "headroom", title: "Headroom", scale: "linear", weight: 1.2, minHeight: 80, ofTensors: "headroom", optional: true,
+    lines: [{ column: "headroom/float16", label: "doublings to float16's maximum", color: "--headroom", width: 1.5, sparse: true }],
+  },
+];
+
+/** The chosen tensor's: not to be chosen from the list of views. @type {ChartSpec} */
+export const TENSOR_CHART = {
+  id: "tensor", title: "Tensor", scale: "log10", weight: 1.6, minHeight: 96, ofTensors: "tensor", canLog: true, optional: true,
+  lines: [
+    { column: "grad_norm", label: "gradient norm", color: "--norm", width: 1.5, sparse: true },
+    { column: "update_norm", label: "update norm", color: "--ratio", width: 1.5, sparse: true },
+    { column: "param_norm", label: "parameter norm", color: "--scale", width: 1.5, sparse: true },
+  ],
+};
+
+/** Pixels. */
+export const SMALLEST_PLOT = 48;
+export const LARGEST_PLOT = 2000;
+
+/** @returns {Views} */
+export function firstViews() {
+  return { order: CHARTS.map(({ id }) => id), hidden: new Set(CHARTS.filter(({ optional }) => optional).map(({ id }) => id)), heights: new Map(), log: new Map() };
+}
+
+/**
+ * Views as a short text, for the address and the browser's memory: `loss.log,norm*180,-scale` is the loss on a
+ * logarithmic axis, the norm 180 pixels high, and the scale hidden. "" where all is as at first.
+ * @param {Views} views
+ */
+export function formatViews({ order, hidden, heights, log }) {
+  const text = (/** @type {Views} */ views) => views.order.map((id) => {
+    const height = views.heights.get(id);
+    const axis = views.log.get(id);
+    return `${views.hidden.has(id) ? "-" : ""}${id}${axis === undefined ? "" : axis ? ".log" : ".lin"}${height === undefined ? "" : `*${Math.round(height)}`}`;
+  }).join(",");
+  const all = text({ order, hidden, heights, log });
+  return all === text(firstViews()) ? "" : all;
+}
+
+/** What it does not name stands at the end, as at first; what it names and nobody knows is passed over. @param {string} text @returns {Views} */
+export function parseViews(text) {
+  const first = firstViews();
+  /** @type {Views} */
+  const views = { order: [], hidden: new Set(), heights: new Map(), log: new Map() };
+  for (const part of text.split(",")) {
+    const [, off, id, axis, height] = /^(-?)([a-z]+)(\.log|\.lin)?(?:\*(\d{1,4}))?$/.exec(part) ?? [];
+    if (!first.order.includes(id) || views.order.includes(id)) continue;
+    views.order.push(id);
+    if (off) views.hidden.add(id);
+    if (axis) views.log.set(id, axis === ".log");
+    if (height) views.heights.set(id, Math.max(SMALLEST_PLOT, Number(height)));
+  }
+  for (const id of first.order) {
+    if (views.order.includes(id)) continue;
+    views.order.push(id);
+    if (first.hidden.has(id)) views.hidden.add(id);
+  }
+  if (views.hidden.size === views.order.length) views.hidden.delete(views.order[0]);
+  return views;
+}
+
+/** The columns that the shown views need, of those that a run has. @param {string[]} columns @param {string} prefix of an optimizer @param {Set<string>} [hidden] */
+export function neededColumns(columns, prefix, hidden = firstViews().hidden) {
+  const shown = CHARTS.filter(({ id, ofTensors }) => !hidden.has(id) && !ofTensors);
+  const wanted = new Set(shown.flatMap(({ lines, beside = [], ofOptimizer }) => [...lines.map(({ column }) => column), ...beside].map((name) => (ofOptimizer ? prefix : "") + name)));
+  for (const own of ["loss", `${prefix}nonfinite_tensors`]) wanted.add(own); // marks stand on the loss; the other tells a measured NaN from an unknown one
+  return [...wanted].filter((column) => columns.includes(column));
+}

@@ -1,0 +1,66 @@
+/** The x axis that all charts share: steps, seconds since the first step, or updates done. */
+
+import { counted, formatCount, formatElapsed } from "./format.js";
+import { lowerBound } from "./sorted.js";
+
+/** @import { Series } from "./api.js" */
+/** @import { Alignment, Places, Values, XAxis } from "./types.js" */
+
+/** Steps to seconds since the start and back, by what is known of when steps closed. A clock set back stands still. */
+export class TimeAxis {
+  /** @param {Series} series of the whole run @param {Values} [updates] to these in place of seconds: updates done by the end of each entry */
+  constructor(series, updates) {
+    this.steps = Float64Array.from(updates ? series.stepLast : series.step);
+    this.seconds = new Float64Array(series.length);
+    const origin = updates ? 0 : series.wallTime[0] ?? 0;
+    const known = updates ?? series.wallTime;
+    let latest = 0;
+    for (let index = 0; index < series.length; index++) {
+      latest = Math.max(latest, known[index] - origin);
+      this.seconds[index] = latest;
+    }
+  }
+
+  /** @param {number} step */
+  xOf(step) {
+    return interpolated(this.steps, this.seconds, step);
+  }
+
+  /** @param {number} x */
+  stepOf(x) {
+    return interpolated(this.seconds, this.steps, x);
+  }
+}
+
+/** Linear between known points; beyond them as from the first to the last. @param {Float64Array} from @param {Float64Array} to @param {number} at */
+function interpolated(from, to, at) {
+  if (!from.length) return at;
+  if (from.length === 1) return to[0];
+  const last = from.length - 1;
+  if ((at < from[0] || at > from[last]) && from[last] > from[0]) {
+    const end = at > from[last] ? last : 0;
+    return to[end] + ((at - from[end]) / (from[last] - from[0])) * (to[last] - to[0]);
+  }
+  const right = Math.max(1, Math.min(last, lowerBound(from, at)));
+  const span = from[right] - from[right - 1];
+  if (span <= 0) return to[right];
+  return to[right - 1] + ((at - from[right - 1]) / span) * (to[right] - to[right - 1]);
+}
+
+export const STEPS_AXIS = { xOf: (/** @type {number} */ step) => step, stepOf: (/** @type {number} */ x) => x };
+
+/** @param {Alignment} axis @param {Series} overview of the whole run @returns {XAxis} */
+export function xAxisOf(axis, overview) {
+  const updates = axis === "updates" ? overview.line("updates") : null;
+  return axis === "time" ? new TimeAxis(overview) : updates ? new TimeAxis(overview, updates.max) : STEPS_AXIS;
+}
+
+/** How points on it are written, in words. @param {Alignment} axis @param {boolean} single whether each stands for one step @returns {Places} */
+export function placesOf(axis, single) {
+  if (axis === "time") return { head: "Time since the first step", write: (from) => formatElapsed(from), span: (size) => formatElapsed(size) };
+  const [head, unit] = axis === "step" ? ["Step", "step"] : ["Updates done", "update"];
+  return {
+    head: axis === "step" && !single ? "Steps" : head, span: (size) => counted(size, unit),
+    write: (from, to) => (from === to ? formatCount(from) : `${formatCount(from)} to ${formatCount(to)}`),
+  };
+}

@@ -1,0 +1,13 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { apart } from "../../plugins/tensorboard_plugin_tbnum/frontend/overlaycanvas.js";
+
+test("labels stand apart, near their lines and inside", () => {
+  const places = (ys, xs = ys.map(() => 0)) => apart(ys.map((y, at) => ({ x: xs[at], y })), 10, 10, 0, 100).map(({ y }) => y);
+  assert.deepEqual(places([10, 12, 50]), [10, 20, 50]);
+  assert.deepEqual(places([95, 97, 99]), [95, 85, 75], "at the edge they go the other way");
+  assert.deepEqual(places([-5, 130]), [0, 100]);
+  assert.deepEqual(places([10, 12, 12], [0, 30, 60]), [10, 12, 12], "those that end elsewhere are in nobody's way");
+  assert.deepEqual(places([]), []);
+});

@@ -1,0 +1,60 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { measuredNan, plotData, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.js";
+import { CHARTS } from "../../plugins/tensorboard_plugin_tbnum/frontend/views.js";
+import { exact } from "./series.js";
+
+const [LOSS, SCALE, NORM] = CHARTS;
+
+const options = { scale: /** @type {const} */ ("linear"), prefix: "", smoothing: 0, xOf: (step) => step };
+
+test("smoothing has no bias at its start, leaves a constant alone, and passes over gaps", () => {
+  assert.deepEqual(smoothed([4, 4, 4], 0.9).map((value) => Number(value.toFixed(12))), [4, 4, 4]);
+  assert.deepEqual(smoothed([null, 2, null, 6], 0.5), [null, 2, null, (0.25 * 2 + 0.5 * 6) / 0.75]);
+  assert.deepEqual(smoothed([1, 5], 0), [1, 5]);
+});
+
+test("uPlot never gets a NaN or an infinity", () => {
+  const series = exact({ loss: [NaN, 1, Infinity, 2, -Infinity] });
+  const { data } = plotData(LOSS, series, { ...options, smoothing: 0.5 });
+  assert.ok(data.flat().every((value) => value === null || Number.isFinite(value)));
+  assert.deepEqual(data[3], [null, 1, null, 2, null]);
+});
+
+test("a logarithmic axis leaves out what has no logarithm", () => {
+  const { data } = plotData(SCALE, exact({ loss_scale: [65536, 0, -1, 0.5] }), { ...options, scale: "log2" });
+  assert.deepEqual(data[3], [16, null, null, -1]);
+});
+
+test("a norm's NaN is drawn at the edge only where it was measured, an infinity always", () => {
+  const series = exact({ grad_norm: [NaN, NaN, Infinity, 1], nonfinite_tensors: [NaN, 3, 3, 0] });
+  const { edge } = plotData(NORM, series, { ...options, scale: "log10" });
+  assert.deepEqual(edge, { step: [1, 2], infinite: [false, true] });
+});
+
+test("a one-step spike in a bucket is in the band", () => {
+  const series = {
+    exact: false, bucketSteps: 1024, length: 2, step: [0, 1024], stepLast: [1023, 2047], wallTime: [0, 1],
+    line: (name) => (name === "loss" ? { min: [1, 1], max: [2, 90], last: [1.5, 1.5], nan: [0, 0], inf: [0, 0] } : null),
+  };
+  const { data } = plotData(LOSS, series, options);
+  assert.deepEqual(data[0], [511.5, 1535.5]);
+  assert.deepEqual(data[1], [2, 90]);
+  assert.deepEqual(data[2], [1, 1]);
+});
+
+test("behind the loss lies what the ranks spread over, where there are several", () => {
+  const series = exact({ loss: [2, 3], "loss/rank_min": [1, 3], "loss/rank_max": [2, Infinity] });
+  const { data } = plotData(LOSS, series, options);
+  assert.deepEqual([data[1], data[2]], [[2, null], [1, 3]]);
+  assert.deepEqual(plotData(LOSS, exact({ loss: [2, 3] }), options).data[1], [null, null]);
+});
+
+test("a NaN was measured where the record says so, and is unknown elsewhere", () => {
+  const nonfinite = { step: Float64Array.of(1, 2), value: Float32Array.of(NaN, Infinity), wallTime: Float64Array.of(0, 0) };
+  assert.deepEqual([...measuredNan("loss", exact({ loss: [NaN, NaN, Infinity] }), "", nonfinite)], [0, 1, 0]);
+  const series = exact({ grad_norm: [NaN, NaN], nonfinite_tensors: [NaN, 3] });
+  assert.deepEqual([...measuredNan("grad_norm", series, "", null)], [0, 1]);
+  assert.equal(measuredNan("loss_scale", series, "", nonfinite), null);
+});

@@ -1,0 +1,24 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { TimeAxis, placesOf } from "../../plugins/tensorboard_plugin_tbnum/frontend/xaxis.js";
+import { exact } from "./series.js";
+
+test("steps become seconds and back, also where the clock was set back", () => {
+  const series = exact({ loss: [1, 1, 1, 1] });
+  const axis = new TimeAxis(series);
+  assert.equal(axis.xOf(2), 4);
+  assert.equal(axis.stepOf(3), 1.5);
+  assert.equal(axis.stepOf(axis.xOf(4.5)), 4.5, "beyond the last step too");
+  const back = new TimeAxis({ ...series, wallTime: Float64Array.of(100, 102, 50, 106) });
+  assert.deepEqual([0, 1, 2, 3].map((step) => back.xOf(step)), [0, 2, 2, 6]);
+});
+
+test("points on the axis are written as what it counts, with both ends of what they stand for", () => {
+  const steps = placesOf("step", false);
+  assert.deepEqual([steps.head, steps.write(0, 7), steps.span(8)], ["Steps", "0 to 7", "8 steps"]);
+  assert.deepEqual([placesOf("step", true).head, placesOf("step", true).write(1234, 1234)], ["Step", "1,234"]);
+  const time = placesOf("time", false);
+  assert.deepEqual([time.head, time.write(90, 95), time.span(5)], ["Time since the first step", "1:30", "0:05"]);
+  assert.deepEqual([placesOf("updates", false).head, placesOf("updates", false).span(1)], ["Updates done", "1 update"]);
+});
