@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,6 +158,30 @@ def test_of_a_closure_that_is_called_again_the_first_loss_counts(tmp_path: Path)
     loop.optimizer.step(closure)
     assert len(seen) > 1
     assert loop.recorded() == (seen[:1], [1.0])
+
+
+def test_a_step_that_ended_in_an_exception_leaves_its_loss_to_no_other(tmp_path: Path) -> None:
+    class Fails(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise ValueError("a step that fails")
+            return super().step(closure)
+
+    loop, expected = Loop(tmp_path, Fails), []
+    for fails in (False, True, True, False, False):
+        loss = loop.loss()
+        loss.backward()
+        loop.optimizer.fails = fails
+        if fails:
+            with pytest.raises(ValueError, match="fails"):
+                loop.update()
+            loop.optimizer.zero_grad()
+        else:
+            loop.update()
+            expected.append(loss.item())
+    assert loop.recorded() == (expected, [1.0] * 3)
 
 
 def test_a_checkpoint_that_runs_forward_again_inside_of_backward_is_part_of_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(torch, "_foreach_norm", counted)
     return seen
+
+
+calls_of_the_wrapper = 0
 
 
 def some(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -132,6 +136,50 @@ def test_a_norm_that_torch_refuses_is_measured_of_gradients_that_are_as_they_wer
 
     loop.step(clip)
     assert loop.last("grad_norm") == math.inf and loop.last("nonfinite_tensors") == 1
+
+
+def test_a_gradient_that_two_parameters_share_is_clipped_twice_and_measured_after_it(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, [torch.ones(5), torch.ones(5), torch.ones(5)])
+
+    def clip(parameters: list[Tensor]) -> None:
+        parameters[2].grad = parameters[1].grad
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+
+    loop.step(clip)
+    coefficient = 0.5 / (math.sqrt(15) + 1e-6)
+    assert loop.last("grad_norm_clipped") == pytest.approx(
+        math.sqrt(5 * coefficient**2 + 10 * coefficient**4), rel=1e-6
+    )
+
+
+def test_what_another_put_in_the_place_of_torch_s_norm_runs_as_it_would_without_tbnum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    in_clip_grad = torch.nn.utils.clip_grad
+
+    def wrapper_of(function: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(function)
+        def wrapper(*args: object, **kwargs: object) -> object:
+            global calls_of_the_wrapper
+            calls_of_the_wrapper += 1
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    (cell,) = (
+        each
+        for each in in_clip_grad._get_total_norm.__closure__ or ()
+        if getattr(each.cell_contents, "__name__", None) == "_get_total_norm"
+    )
+    monkeypatch.setattr(cell, "cell_contents", wrapper_of(cell.cell_contents))
+    loop = Loop(tmp_path, some())
+    assert calls_of_the_wrapper == 1
+    asked = in_clip_grad._has_foreach_support
+    monkeypatch.setattr(in_clip_grad, "_has_foreach_support", lambda *args: calls.append("asked") or asked(*args))
+    loop.step(lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.5))
+    assert calls_of_the_wrapper == 2 and len(calls) == 2  # for the norm and for the clip
+    assert loop.last("grad_norm") == pytest.approx(float64_norm(loop.gradients), rel=1e-6)
 
 
 def test_gradients_that_overflowed_are_looked_at_before_the_clip_spoils_the_others(tmp_path: Path) -> None:

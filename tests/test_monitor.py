@@ -84,26 +84,30 @@ def test_training_with_tbnum_is_bitwise_the_training_without(
     assert 0 < steps["skipped"].sum() < 30
 
 
-def test_lbfgs_with_its_closure_is_bitwise_the_same_and_one_step_a_call(tmp_path: Path) -> None:
-    def run(logdir: Path | None) -> tuple[bytes, list[float]]:
+@pytest.mark.parametrize("clips", [False, True])
+def test_lbfgs_with_its_closure_is_bitwise_the_same_and_one_step_a_call(clips: bool, tmp_path: Path) -> None:
+    def run(logdir: Path | None) -> tuple[bytes, list[tuple[float, float]]]:
         torch.manual_seed(3)
         model = nn.Linear(4, 1)
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
         monitor = tbnum.wrap(optimizer, model=model, logdir=logdir) if logdir else None
-        x, norms = torch.randn(16, 4), []
+        x, norms, losses = torch.randn(16, 4), [], []
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
             loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
             loss.backward()
             norms.append(float64_norm(model.parameters()))
+            losses.append(loss.item())
+            if clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 100.0)
             return loss
 
         firsts = []
         for _ in range(4):
             at = len(norms)
             optimizer.step(closure)
-            firsts.append(norms[at])
+            firsts.append((norms[at], losses[at]))
         if monitor is not None:
             monitor.close()
         return everything(model, optimizer, None), firsts
@@ -112,8 +116,9 @@ def test_lbfgs_with_its_closure_is_bitwise_the_same_and_one_step_a_call(tmp_path
     assert bits == plain
     steps = steps_of(tmp_path)
     assert len(steps["step"]) == 4
-    assert steps["grad_norm"] == pytest.approx(firsts, rel=1e-5)
-    assert steps["loss"][0] > steps["loss"][-1] > 0  # what the closure returned
+    norms, losses = zip(*firsts, strict=True)
+    assert steps["grad_norm"] == pytest.approx(norms, rel=1e-5)
+    assert steps["loss"].tolist() == list(losses)
 
 
 def test_sparse_adam_is_bitwise_the_same_and_its_norm_adds_up_what_shares_an_index(tmp_path: Path) -> None:

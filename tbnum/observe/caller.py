@@ -1,4 +1,4 @@
-"""Where in the user's code a hook was reached from."""
+"""Where a hook was reached from: in the user's code, and in which steps of torch's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from types import FrameType
 
 import torch
 
-__all__ = ["users_line", "warn"]
+__all__ = ["steps_on_the_stack", "users_line", "warn"]
 
 _TORCH, _TBNUM = os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
 _NOT_THE_USERS = (_TORCH + os.sep, _TBNUM + os.sep, "<frozen")
+_TORCH_OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 _FRAMEWORKS = ("lightning", "pytorch_lightning", "lightning_fabric", "transformers", "accelerate")  # packages
 
 
@@ -24,6 +25,19 @@ def users_line() -> str | None:
     """
     frame, _ = _users_frame()
     return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def steps_on_the_stack(optimizer: torch.optim.Optimizer) -> int:
+    """How many calls of this optimizer's `step` are running; about 0.1 microseconds a frame."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename == _TORCH_OPTIMIZER:
+            args = frame.f_locals.get("args") or (None,)
+            count += args[0] is optimizer
+        frame = frame.f_back
+    return count
 
 
 def warn(message: str) -> None:

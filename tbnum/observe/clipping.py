@@ -149,16 +149,17 @@ def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
     The norm of each gradient, before clipping, is just what a record needs: a pass over all of them is saved. The code
     that runs is torch's own. Where it takes the norms in another way than is known here, nothing is noted.
     """
-    if not isinstance(original, types.FunctionType):  # somebody else's, in torch's place
+    if getattr(original, "__globals__", None) is not vars(torch_clip_grad):  # somebody else's, in torch's place
         return original
-    of_torch = {**original.__globals__, "torch": _TorchNotingNorms()}
-    watched = types.FunctionType(original.__code__, of_torch, None, original.__defaults__, original.__closure__)
-    watched.__kwdefaults__ = original.__kwdefaults__
+    noting = _TorchNotingNorms()
 
     @functools.wraps(original)
     def total_norm(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or _thread.clip is None or not _thread.clip.is_2_norm:
             return original(*args, **kwargs)
+        names = {**original.__globals__, "torch": noting}  # at each call: others may have put theirs there since
+        watched = types.FunctionType(original.__code__, names, None, original.__defaults__, original.__closure__)
+        watched.__kwdefaults__ = original.__kwdefaults__
         return watched(*args, **kwargs)
 
     return total_norm

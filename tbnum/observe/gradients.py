@@ -46,10 +46,14 @@ class Gradients:
         return replace(self, versions=_versions(self.tensors))
 
     def multiplied(self) -> Gradients:
-        """The same gradients, after each has been multiplied in place; looks at one of them alone."""
-        if not self.tensors or self.versions[-1] < 0 or self.tensors[-1]._version != self.versions[-1] + 1:
-            return self.again()
-        return replace(self, versions=[version + 1 for version in self.versions])
+        """The same gradients, after each has been multiplied in place, once; looks at one of them alone.
+
+        One that parameters share was multiplied more than once: it is not told, and so is found to be changed.
+        """
+        if self.tensors and self.versions[-1] >= 0 and self.tensors[-1]._version == self.versions[-1] + 1:
+            return replace(self, versions=[version + 1 for version in self.versions])
+        are_shared = len(set(map(id, self.tensors))) < len(self.tensors)
+        return self if are_shared else self.again()  # those that lie in one buffer have one version
 
     def same_as(self, other: Gradients | None) -> bool:
         """Whether nobody wrote to a gradient, or put another in its place."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tbnum.observe.caller import steps_on_the_stack
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_optimizer"]
@@ -49,7 +50,7 @@ class _Hooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         # A step that calls its base class's step fires the hooks twice: only the outermost counts. A depth alone
         # would not do, since a step that raised has left without its post hook.
-        self._depth = self._depth + 1 if self._depth and _steps_on_the_stack(optimizer) > 1 else 1
+        self._depth = self._depth + 1 if self._depth and steps_on_the_stack(optimizer) > 1 else 1
         if self._depth > 1:
             return None
         self._is_no_step = "closure" in kwargs and kwargs["closure"] is None and _makes_state()
@@ -70,33 +71,25 @@ class _Hooks:
             self._observer.step_ended(optimizer)
 
     def _watched(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """With a closure, the gradients are there after its first return, not when the step begins."""
+        """With a closure, the gradients are there after its first return, not when the step begins.
+
+        Where it is called again, as LBFGS does, its losses and clips are none of the step's.
+        """
         first = True
 
         @functools.wraps(closure)
         def watched() -> Any:
             nonlocal first
+            if not first:
+                with self._observer.muted():
+                    return closure()
             result = closure()
-            if first:
-                first = False
-                self._observer.closure_returned(result)
-                self._observer.step_begins(optimizer)
+            first = False
+            self._observer.closure_returned(result)
+            self._observer.step_begins(optimizer)
             return result
 
         return watched
-
-
-def _steps_on_the_stack(optimizer: torch.optim.Optimizer) -> int:
-    """How many calls of this optimizer's `step` are running; about 0.1 microseconds a frame."""
-    count = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "wrapper" and code.co_filename == _TORCH_OPTIMIZER:
-            args = frame.f_locals.get("args") or (None,)
-            count += args[0] is optimizer
-        frame = frame.f_back
-    return count
 
 
 def _makes_state() -> bool:
@@ -108,6 +101,3 @@ def _makes_state() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-_TORCH_OPTIMIZER = torch.optim.Optimizer.profile_hook_step.__code__.co_filename

@@ -29,7 +29,7 @@ from tbnum.measure.change import changes_of, copies_of
 from tbnum.measure.chunks import stored
 from tbnum.measure.norms import Taken, norms_of
 from tbnum.measure.statistics import statistics_of
-from tbnum.observe.caller import users_line
+from tbnum.observe.caller import steps_on_the_stack, users_line
 from tbnum.observe.gradients import Before, Gradients, carries_scale, dtypes_behind, leads_to, local, parameters_of
 from tbnum.observe.records import (
     UNKNOWN,
@@ -134,10 +134,17 @@ class StepObserver(Watcher):
         """Whether the open step has got as far as its gradients."""
         return bool(self._backwards or self._open)
 
-    @property
     def _is_inside_a_step(self) -> bool:
-        """An optimizer calls its closure again, as LBFGS does: the loss of the step is the first."""
-        return any(one.stage is Stage.STEPPING for one in self._open.values())
+        """An optimizer runs a backward of its own, say. Forgets a step that ended in an exception."""
+        stepping = [name for name, one in self._open.items() if one.stage is Stage.STEPPING]
+        optimizers = [self._optimizers[name]() for name in stepping]
+        if any(optimizer is not None and steps_on_the_stack(optimizer) for optimizer in optimizers):
+            return True
+        for name in stepping:
+            del self._open[name]
+        if stepping and not self._open:
+            self._clear()
+        return False
 
     def name_of(self, optimizer: torch.optim.Optimizer) -> str | None:
         name = self._name_of.get(id(optimizer))
@@ -153,7 +160,7 @@ class StepObserver(Watcher):
     @harmless
     def loss_logged(self, loss: Number) -> None:
         """The user told of a loss. Where that happens in a step, only what the user told counts."""
-        if not self._is_inside_a_step:
+        if not self._is_inside_a_step():
             self._logged_losses.append(loss)
 
     @harmless
@@ -210,7 +217,7 @@ class StepObserver(Watcher):
     @harmless
     def backward_begins(self, losses: Sequence[Any]) -> Mark | None:
         """Before any backward. None where it does not matter, else to be given to `backward_ended`."""
-        if self.scaler is not None or capturing() or self._is_inside_a_step or not self._is_in_its_thread(losses):
+        if self.scaler is not None or capturing() or self._is_inside_a_step() or not self._is_in_its_thread(losses):
             return None
         most = None if self._looks_at_all else LOOKED_AT
         return Mark(len(self._backwards), Before.of(self.optimizers().values(), most))
