@@ -227,6 +227,23 @@ def test_loops_side_by_side_have_their_own_losses(tmp_path: Path) -> None:
         assert loop.recorded()[0] == losses
 
 
+def test_a_backward_in_another_thread_while_a_step_runs_takes_nothing_from_the_step(tmp_path: Path) -> None:
+    loop, expected = Loop(tmp_path), []
+
+    def beside(*_: object) -> None:
+        thread = threading.Thread(target=another_model, args=(loop,))
+        thread.start()
+        thread.join(60)
+
+    loop.optimizer.register_step_pre_hook(beside)
+    for _ in range(3):
+        loss = loop.loss()
+        loss.backward()
+        expected.append(loss.item())
+        loop.update()
+    assert loop.recorded() == (expected, [1.0] * 3)
+
+
 def test_a_loop_may_go_on_in_another_thread_and_its_backward_run_in_one_of_its_own(tmp_path: Path) -> None:
     loop, expected = Loop(tmp_path), []
 

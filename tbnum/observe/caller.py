@@ -28,7 +28,7 @@ def users_line() -> str | None:
 
 
 def steps_on_the_stack(optimizer: torch.optim.Optimizer) -> int:
-    """How many calls of this optimizer's `step` are running; about 0.1 microseconds a frame."""
+    """How many calls of this optimizer's `step` are running in this thread; about 0.1 microseconds a frame."""
     count = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -136,13 +136,17 @@ class StepObserver(Watcher):
 
     def _is_inside_a_step(self) -> bool:
         """An optimizer runs a backward of its own, say. Forgets a step that ended in an exception."""
+        if threading.get_ident() != self._thread:
+            return False
         stepping = [name for name, one in self._open.items() if one.stage is Stage.STEPPING]
-        optimizers = [self._optimizers[name]() for name in stepping]
-        if any(optimizer is not None and steps_on_the_stack(optimizer) for optimizer in optimizers):
+        if not stepping:
+            return False
+        optimizers = self.optimizers()
+        if any(name in optimizers and steps_on_the_stack(optimizers[name]) for name in stepping):
             return True
         for name in stepping:
             del self._open[name]
-        if stepping and not self._open:
+        if not self._open:
             self._clear()
         return False
 
@@ -217,7 +221,7 @@ class StepObserver(Watcher):
     @harmless
     def backward_begins(self, losses: Sequence[Any]) -> Mark | None:
         """Before any backward. None where it does not matter, else to be given to `backward_ended`."""
-        if self.scaler is not None or capturing() or self._is_inside_a_step() or not self._is_in_its_thread(losses):
+        if self.scaler is not None or capturing() or not self._is_in_its_thread(losses) or self._is_inside_a_step():
             return None
         most = None if self._looks_at_all else LOOKED_AT
         return Mark(len(self._backwards), Before.of(self.optimizers().values(), most))
