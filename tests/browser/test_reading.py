@@ -57,6 +57,23 @@ def test_a_step_is_held_by_key(shared: TensorBoard, look: Look):
     expect(chart).to_have_attribute("aria-valuetext", re.compile(r"Step 413.*Loss scale [\d,]+ \(.*\) \(÷ 2\)"))
 
 
+def test_an_address_that_is_followed_in_an_open_tab_leads_to_all_that_it_names(shared: TensorBoard, look: Look):
+    panel = look(shared).open("gpt/demo").drawn()
+    panel.open("long", views="norm,loss,-scale", tensors="values", steps="100-140")
+    expect(panel.frame.locator("h1")).to_have_text("long")
+    ids = panel.frame.locator(".chart")
+    expect(ids).to_have_count(2)
+    assert ids.evaluate_all("all => all.map(one => one.dataset.chart)") == ["norm", "loss"]
+    expect(panel.frame.locator(".values-table tbody tr")).to_have_count(41)
+    panel.open("long", tensors="findings", pin="120")
+    expect(panel.frame.locator(".findings")).to_be_visible()
+    expect(panel.frame.locator(".values-table")).to_have_count(0)
+    panel.frame.locator("[data-chart=loss] .u-over").hover(position={"x": 300, "y": 60})
+    expect(panel.frame.locator(".cursor-card")).to_contain_text("Differences are from step 120")
+    panel.open("long")
+    expect(panel.frame.locator(".dock-root")).to_be_hidden()
+
+
 def test_a_held_step_is_copied_as_text(shared: TensorBoard, look: Look):
     panel = look(shared).open("gpt/demo").drawn()
     panel.page.context.grant_permissions(["clipboard-read", "clipboard-write"])

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { measuredNan, plotData, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.js";
+import { measuredNan, plotData, sampledLine, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.js";
 import { CHARTS } from "../../plugins/tensorboard_plugin_tbnum/frontend/views.js";
 import { exact } from "./series.js";
 
@@ -57,4 +57,14 @@ test("a NaN was measured where the record says so, and is unknown elsewhere", ()
   const series = exact({ grad_norm: [NaN, NaN], nonfinite_tensors: [NaN, 3] });
   assert.deepEqual([...measuredNan("grad_norm", series, "", null)], [0, 1]);
   assert.equal(measuredNan("loss_scale", series, "", nonfinite), null);
+});
+
+test("what is measured every so many steps has its values at the points of the steps' series, and none between", () => {
+  const samples = { exact: true, length: 4, step: Float64Array.of(0, 2, 3, 7), stepLast: Float64Array.of(0, 2, 3, 7), line: (name) => (name === "x" ? { last: [5, 1, 4, Infinity] } : null) };
+  const steps = { length: 4, step: Float64Array.of(0, 1, 2, 3), stepLast: Float64Array.of(0, 1, 2, 3) };
+  assert.deepEqual([...sampledLine(samples, "x", steps).last], [5, NaN, 1, 4]);
+  const reduced = { length: 2, step: Float64Array.of(0, 4), stepLast: Float64Array.of(3, 7) };
+  const { last, min, max, inf } = sampledLine(samples, "x", reduced);
+  assert.deepEqual([[...last], [...min], [...max], [...inf]], [[4, NaN], [1, NaN], [5, NaN], [0, 1]]);
+  assert.equal(sampledLine(samples, "y", steps), null);
 });

@@ -12,7 +12,7 @@ import { wheelZoom } from "./gestures.js";
 import { MarkLanes } from "./lanes.js";
 import { makePane } from "./pane.js";
 import { PADDING_RIGHT, X_AXIS_HEIGHT, makePlot } from "./plot.js";
-import { NOTHING, lineOf, plotData } from "./plotdata.js";
+import { NOTHING, lineOf, plotData, sampledLine } from "./plotdata.js";
 import { lowerBound } from "./sorted.js";
 import { CHARTS, TENSOR_CHART, firstViews } from "./views.js";
 import { STEPS_AXIS, xAxisOf } from "./xaxis.js";
@@ -102,11 +102,11 @@ export class Charts {
     return { left: gutter, width: plotWidth, time: this.shown.axis === "time", min, max, xOf: (step) => xAxis.xOf(step), stepOf: (x) => xAxis.stepOf(x) };
   }
 
-  /** The lines that are drawn of the steps' own series. */
+  /** What is drawn of the run, line by line; what was sampled of tensors at the points of the steps' series. */
   get lines() {
     const { series, prefix } = this.shown;
-    return this.panes.filter(({ spec }) => !spec.ofTensors).flatMap(({ spec }) => spec.lines.flatMap((line) => {
-      const column = lineOf(spec, line, series, prefix);
+    return this.panes.flatMap(({ spec }) => spec.lines.flatMap((line) => {
+      const column = spec.ofTensors ? sampledLine(this.#seriesOf(spec), line.column, series) : lineOf(spec, line, series, prefix);
       return column ? [{ spec, line, column }] : [];
     }));
   }

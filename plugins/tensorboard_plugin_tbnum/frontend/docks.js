@@ -96,13 +96,12 @@ export class Docks {
     if (tab === "runs") this.runs?.show(runs, loaded.run, over, colorOf);
     else if (tab === "values") {
       const lines = charts.lines.map((one) => {
-        const nan = series.exact ? measuredNan(one.line.column, series, prefix, loaded.nonfiniteAnswer) : one.column.nan;
+        const nan = series.exact && !one.spec.ofTensors ? measuredNan(one.line.column, series, prefix, loaded.nonfiniteAnswer) : one.column.nan;
         return { ...one, column: { ...one.column, nan } };
       });
       const { name, others } = overlay?.sources(charts.panes.map(({ spec }) => spec)) ?? { name: "", others: [] };
       this.values?.show([{ name, of: series, series, lines, view, places: placesOf("step", series.exact), several: false }, ...others]);
-    }
-    else if (tab === "findings") {
+    } else if (tab === "findings") {
       if (loaded.eventsAnswer) this.findings?.show(loaded.run, loaded.eventsAnswer.events, loaded.eventsAnswer.version);
     } else if (tab) {
       this.tensors?.show({ run: loaded.run, version: loaded.info.version, view, geometry: charts.geometry, cursor, pinned });

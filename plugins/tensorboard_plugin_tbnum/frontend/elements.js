@@ -43,7 +43,7 @@ export function iconButton(sign, label, press, more = {}) {
 }
 
 /** @param {string} text @returns {Promise<boolean>} whether the clipboard has it */
-export async function copyText(text) {
+async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;

@@ -12,7 +12,7 @@ const SIX_DIGITS = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 6 
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
 /** @param {number} exponent an integer */
-export function superscript(exponent) {
+function superscript(exponent) {
   const digits = [...String(Math.abs(exponent))].map((digit) => SUPERSCRIPTS[Number(digit)]).join("");
   return (exponent < 0 ? "⁻" : "") + digits;
 }
@@ -171,7 +171,7 @@ export function linearTicks(min, max, count, smallest = 0) {
 }
 
 /** The smallest of 1, 2, 5 times a power of ten that is at least `rough`. @param {number} rough @param {number} [smallest] */
-export function linearIncrement(rough, smallest = 0) {
+function linearIncrement(rough, smallest = 0) {
   const wanted = Math.max(rough, smallest, Number.MIN_VALUE * 1e16);
   const power = 10 ** Math.floor(Math.log10(wanted));
   const factor = [1, 2, 5, 10].find((candidate) => candidate * power >= wanted * (1 - 1e-9)) ?? 10;

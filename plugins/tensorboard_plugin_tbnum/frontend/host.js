@@ -44,8 +44,8 @@ export function addressOf(place) {
 
 /** @param {(place: Place) => void} changed called when a person edits the address or goes back */
 export function onPlace(changed) {
-  page().addEventListener("hashchange", () => {
-    const { hash } = page().location;
+  page().addEventListener("hashchange", ({ newURL }) => {
+    const { hash } = new URL(newURL); // the place before may have been written into the address since
     if (isOurs(hash) && hash.includes(PREFIX)) changed(parsePlace(hash));
   });
 }

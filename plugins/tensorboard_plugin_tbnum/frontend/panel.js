@@ -10,11 +10,11 @@ import { formatCount, isPlain, runTitle, statusOf, typeset } from "./format.js";
 import { addressOf, followTheme, isSeen, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.js";
 import { chartKey, pressShortcut } from "./keys.js";
 import { emptyState, problemState, waitingState, whyEmpty } from "./notices.js";
-import { RunsInCharts } from "./others.js";
 import { Page } from "./page.js";
 import { nowhere } from "./place.js";
 import { Polling } from "./polling.js";
 import { RunData } from "./rundata.js";
+import { RunsInCharts } from "./runsincharts.js";
 import { Selection } from "./selection.js";
 import { TensorData } from "./tensordata.js";
 import { firstViews, formatViews, neededColumns, parseViews } from "./views.js";
@@ -224,8 +224,6 @@ export class Panel {
     const { axis, views, dock, column, over, grouped } = this.place;
     // One that is in the charts already changes places with the current one.
     const others = over.map((one) => (one === run && this.place.run ? this.place.run : one));
-    this.zoom.following = false;
-    this.data.optimizer = 0;
     this.#leaveFor({ ...nowhere(), run, axis, views, dock, column, grouped, over: others });
     this.#keepPlace();
     this.#listRuns();
@@ -234,6 +232,8 @@ export class Panel {
   /** To another run. @param {Place} place */
   #leaveFor(place) {
     this.place = place;
+    this.zoom.following = false;
+    this.data.optimizer = 0;
     this.tensors.forget();
     this.selection.event = null;
     this.data.loaded = null;
@@ -295,16 +295,19 @@ export class Panel {
 
   /** To where an address leads. @param {Place} place */
   #goTo(place) {
-    if (place.run !== null && place.run !== this.place.run) {
-      this.#leaveFor(place);
-      return;
-    }
-    this.place = { ...place, run: this.place.run };
+    const { run, dock, tensor } = this.place;
+    const other = place.run !== null && place.run !== run;
+    if (other) this.#leaveFor(place);
+    else this.place = { ...place, run };
+    this.#keepPlace();
     this.#listRuns();
     const views = formatViews(this.views);
-    this.place.views = views || null;
     if (place.views !== null && place.views !== views) this.setViews(parseViews(place.views));
-    if (!this.data.loaded) return;
+    else this.place.views = views || null;
+    if (place.dock !== dock || place.tensor !== tensor) this.docks.open(place.dock);
+    if (other || !this.data.loaded) return;
+    if (place.tensor !== tensor) this.#loadTensors();
+    if (place.pin !== null) this.cursor.fetch(place.pin);
     this.selection.event = this.data.find(place.event);
     if (place.zoom) this.zoom.put(...place.zoom);
     this.data.refine();

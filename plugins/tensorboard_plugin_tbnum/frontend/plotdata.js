@@ -7,7 +7,7 @@
 
 import { lowerBound } from "./sorted.js";
 
-/** @import { ChartSpec, Edge, LineSpec, NonfiniteAnswer, Scale, SeriesLike } from "./types.js" */
+/** @import { ChartSpec, Edge, Line, LineSpec, NonfiniteAnswer, Scale, SeriesLike } from "./types.js" */
 
 /** A line's values in a series. @param {ChartSpec} spec @param {LineSpec} line @param {SeriesLike} series @param {string} prefix */
 export function lineOf(spec, line, series, prefix) {
@@ -113,4 +113,27 @@ export function measuredNan(column, series, prefix, nonfiniteLoss) {
   }
   const measured = column === "grad_norm" ? series.line(`${prefix}nonfinite_tensors`)?.last : null;
   return measured ? Uint32Array.from(measured, (count) => Number(!Number.isNaN(count))) : null;
+}
+
+/**
+ * A line that was measured every so many steps, at the points of another series.
+ * @param {SeriesLike} samples @param {string} column @param {SeriesLike} series
+ * @returns {Line | null}
+ */
+export function sampledLine(samples, column, series) {
+  const values = samples.line(column)?.last;
+  if (!values) return null;
+  const nothing = () => new Float64Array(series.length).fill(NaN);
+  const [last, min, max, inf] = [nothing(), nothing(), nothing(), new Uint32Array(series.length)];
+  for (let point = 0; point < series.length; point++) {
+    for (let at = lowerBound(samples.step, series.step[point]); at < samples.length && samples.step[at] <= series.stepLast[point]; at++) {
+      const value = values[at];
+      if (Math.abs(value) === Infinity) inf[point] += 1;
+      if (!Number.isFinite(value)) continue;
+      last[point] = value;
+      if (!(min[point] <= value)) min[point] = value;
+      if (!(max[point] >= value)) max[point] = value;
+    }
+  }
+  return { last, min, max, inf, mean: null, nan: null, known: null };
 }

@@ -10,7 +10,7 @@ import { counted, formatAligned, formatCount, formatScaleShort, formatShare, sta
  * Settings as paths and texts, so that nested ones can be held against each other: `scaler.init_scale`.
  * @param {any} value @param {string} [path] @returns {[string, string][]}
  */
-export function flattened(value, path = "") {
+function flattened(value, path = "") {
   if (value === null || typeof value !== "object") return [[path, value === null || value === undefined ? "–" : String(value)]];
   if (Array.isArray(value)) return [[path, JSON.stringify(value)]];
   return Object.entries(value).flatMap(([name, inner]) => flattened(inner, path ? `${path}.${name}` : name));
