@@ -607,7 +607,7 @@ class _Sink:
         self._warnings.append(
             warning
             or f"tbnum cannot write all of {self.path} ({reason}). Training goes on; what is lost is "
-            "counted in the log and in `dropped`. This is said once."
+            "counted in the log, `run.meta['dropped']`. This is said once."
         )
         self.attention = 0  # the next `append_step` warns
 
