@@ -5,9 +5,9 @@ import { measuredNan } from "./plotdata.js";
 import { placesOf } from "./xaxis.js";
 
 /** @import { Api } from "./api.js" */
-/** @import { Dock } from "./dock.js" */
 /** @import { FindingsTable } from "./findings.js" */
 /** @import { RunsTable } from "./runs.js" */
+/** @import { TensorsDock } from "./tensorsdock.js" */
 /** @import { ValuesTable } from "./values.js" */
 /** @import { DocksCallbacks, DocksScene, Place } from "./types.js" */
 
@@ -16,7 +16,7 @@ export class Docks {
   constructor(api, callbacks) {
     this.api = api;
     this.callbacks = callbacks;
-    /** Heat map and histograms. @type {Dock | null} */
+    /** Heat map and histograms. @type {TensorsDock | null} */
     this.tensors = null;
     /** @type {FindingsTable | null} */
     this.findings = null;
@@ -78,8 +78,8 @@ export class Docks {
         return (this.runs ??= new RunsTable(api, { close: this.close, choose: callbacks.chooseRun, toggle: callbacks.toggleRun, draw: callbacks.draw })).element;
       }
       default: {
-        const { Dock } = await import("./dock.js");
-        return (this.tensors ??= new Dock(api, {
+        const { TensorsDock } = await import("./tensorsdock.js");
+        return (this.tensors ??= new TensorsDock(api, {
           hover: callbacks.hover, zoom: callbacks.zoom, pin: callbacks.pin, close: this.close, open: (name, step) => this.openTensor(name, step),
           place: ({ tab: chosen, column }) => {
             Object.assign(callbacks.place(), { dock: chosen, column: column === "grad_norm" ? null : column });

@@ -1,4 +1,9 @@
-/** The heat map's numbers: which rows there are, how bad each is, and which colour a value has. Pure: `heatmap.js` draws. */
+/**
+ * The heat map's numbers: which rows there are, how bad each is, and which colour a value has. Pure: `heatmap.js` draws.
+ *
+ * The server reduces to about a bucket a pixel and keeps the worst of each; here rows are put in modules and cells onto
+ * pixels, again by the worst. Nothing is ever scaled as an image.
+ */
 
 import { lowerBound } from "./sorted.js";
 

@@ -1,4 +1,7 @@
-/** The heat map of tensors by steps: draws its cells on a canvas, and is moved through by pointer and keys. */
+/**
+ * The heat map: tensors by steps, on the x axis of the charts above it, moved through by pointer and keys. What is not
+ * finite is hatched, so that it is told without colours.
+ */
 
 import { FONT, button, element, factTable, placeBeside, sized, styled, table } from "./elements.js";
 import { counted, formatCount, formatNumber, linearTicks, stepLabels, timeLabels, timeTicks } from "./format.js";

@@ -157,8 +157,8 @@ export class Page {
   showStatus(run, row, loaded, connected) {
     this.name.textContent = run === null ? "Numerics" : runTitle(run);
     if (!row) {
-      for (const stale of [this.status, this.facts]) stale.textContent = "";
-      this.status.className = "";
+      this.status.className = this.status.textContent = "";
+      this.#showFacts([]);
       return;
     }
     const { state, text } = connected ? statusOf(row, Date.now() / 1000) : { state: "unknown", text: "not connected" };
@@ -166,16 +166,12 @@ export class Page {
     this.status.className = `status ${state}`;
     this.status.textContent = text;
     this.followButton.hidden = state === "ended" || state === "crashed";
-    if (!loaded) return;
-    const { steps } = loaded.overview.header;
-    const facts = [counted(steps, "step")];
-    if (loaded.eventsAnswer) facts.push(skipSummary(loaded.eventsAnswer.events, steps, loaded.info.columns.includes("skipped")));
-    if (isPlain(row)) facts.unshift("inferred from TensorBoard scalars");
-    if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
-    if (row.last_wall_time != null && row.first_wall_time != null) facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
-    if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
-    this.facts.textContent = facts.join("  ·  ");
-    this.facts.title = this.facts.textContent;
+    this.#showFacts(loaded ? factsOf(row, loaded) : []);
+  }
+
+  /** @param {string[]} facts */
+  #showFacts(facts) {
+    this.facts.textContent = this.facts.title = facts.join("  ·  ");
   }
 
   /** @param {string[]} problems of the log */
@@ -208,4 +204,15 @@ export class Page {
   announce(text) {
     this.live.textContent = text;
   }
+}
+
+/** A run in a line. @param {RunRow} row @param {Loaded} loaded */
+function factsOf(row, { overview: { header: { steps } }, eventsAnswer, info }) {
+  const facts = [counted(steps, "step")];
+  if (eventsAnswer) facts.push(skipSummary(eventsAnswer.events, steps, info.columns.includes("skipped")));
+  if (isPlain(row)) facts.unshift("inferred from TensorBoard scalars");
+  if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
+  if (row.last_wall_time != null && row.first_wall_time != null) facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
+  if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
+  return facts;
 }

@@ -15,7 +15,7 @@ import { HistogramView } from "./histogram.js";
 const MOST_ROWS = 4096;
 const MOST_BUCKETS = 4096;
 
-export class Dock {
+export class TensorsDock {
   /** @param {Api} api @param {DockCallbacks} callbacks */
   constructor(api, callbacks) {
     this.api = api;
