@@ -230,12 +230,14 @@ class StepObserver(Watcher):
         """Loops may run side by side, each in a thread of its own. Of one that goes on in another the loss tells."""
         thread = threading.get_ident()
         if thread != self._thread and self._strangers[thread] < STRANGERS:
-            parameters = [each for optimizer in self.optimizers().values() for each in parameters_of(optimizer)]
-            if leads_to(losses, parameters):
+            if self._lead_to_ours(losses):
                 self._thread = thread
             else:
                 self._strangers[thread] += 1
         return thread == self._thread
+
+    def _lead_to_ours(self, losses: Sequence[Any]) -> bool:
+        return leads_to(losses, [each for one in self.optimizers().values() for each in parameters_of(one)])
 
     @harmless
     def backward_ended(self, mark: Mark, losses: Sequence[Any]) -> None:
@@ -243,8 +245,9 @@ class StepObserver(Watcher):
         if len(self._backwards) > mark.backwards:
             return  # a disabled scaler told of it
         if not mark.before.have_changed() and not self._layouts.unreduced_have_changed():
-            self._looks_at_all = True  # another model's, or one of parameters that were not looked at: no more of that
-            return
+            looked_at_all, self._looks_at_all = self._looks_at_all, True
+            if looked_at_all or not self._lead_to_ours(losses):  # else it was one of parameters that were not looked at
+                return
         found = [_summed(loss) for loss in losses if isinstance(loss, Tensor) and not loss.is_complex()]
         if found:
             self._losses += found
