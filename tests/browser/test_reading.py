@@ -149,18 +149,47 @@ def test_findings_and_events_are_sorted_filtered_and_lead_to_their_step(shared: 
     table = panel.frame.locator(".data-table")
     rows = table.locator("tbody tr")
     expect(rows.first).to_be_visible()
-    everything = rows.count()
-    assert everything >= 54
     table.get_by_role("button", name="Step").click()
     expect(table.locator("th[data-column=step]")).to_have_attribute("aria-sort", "ascending")
     steps = [int(text) for text in table.locator("td.number button").all_text_contents()]
-    assert steps == sorted(steps)
+    assert steps == sorted(steps) and len(steps) >= 54
     panel.frame.get_by_label("Filter findings and events").fill("bad batch skip warning")
     expect(rows).to_have_count(1)
     rows.first.get_by_role("button").click()
     expect(panel.frame.locator(".card")).to_contain_text("Step 412")
     panel.frame.get_by_role("button", name="Close the findings").click()
     expect(table).to_be_hidden()
+
+
+def test_events_that_are_alike_are_one_row_that_opens_by_mouse_and_by_key(shared: TensorBoard, look: Look):
+    panel = look(shared).open("long", tensors="findings").drawn()
+    table = panel.frame.locator(".data-table")
+    openers = table.locator("button.opener")
+    expect(openers).to_have_text([re.compile(r"^and 6 more like it, to step [\d,]+$"), re.compile("nothing to act on")])
+    rows = table.locator("tbody tr")
+    folded = rows.count()
+    openers.first.focus()
+    openers.first.press("Enter")
+    expect(rows).to_have_count(folded + 6)
+    expect(openers.first).to_be_focused()
+    expect(openers.first).to_have_attribute("aria-expanded", "true")
+    openers.first.click()
+    expect(rows).to_have_count(folded)
+    panel.frame.get_by_label("Filter findings and events").fill("skip bad batch")
+    expect(table.locator("tbody tr.severity-warning")).to_have_count(7)
+    expect(openers).to_have_count(0)
+
+
+def test_every_one_of_many_alike_is_reached_by_key(look: Look, serve: Callable[..., TensorBoard], tmp_path: Path):
+    training.sparse_skips(tmp_path / "skips", 1300, range(20, 1220))
+    panel = look(serve(tmp_path)).open("skips", tensors="findings").drawn()
+    table = panel.frame.locator(".data-table")
+    table.get_by_role("button", name="and 1,").press("Enter")
+    for _ in range(2):
+        table.get_by_role("button", name=re.compile("^Show the")).press("Enter")
+    expect(table.get_by_role("button", name=re.compile("^Show the"))).to_have_count(0)
+    warnings = table.locator("tbody tr.severity-warning td.number button").all_text_contents()
+    assert {int(text.replace(",", "")) for text in warnings} >= set(range(37, 1220))
 
 
 def test_events_and_steps_are_saved_as_files_and_charts_as_a_picture(shared: TensorBoard, look: Look, tmp_path: Path):

@@ -1,10 +1,10 @@
-/** Findings and events in one table that sorts and filters, and the files to take away. Loaded when it is opened. */
+/** Findings and events in one table that folds, sorts and filters, and the files to take away. Loaded when it is opened. */
 
 import { button, dock, download, element, headRow, iconButton, scroller } from "./elements.js";
-import { formatCount, typeset, words } from "./format.js";
+import { counted, formatCount, typeset, words } from "./format.js";
 
 /** @import { Api } from "./api.js" */
-/** @import { Finding, FindingRow, TbnumEvent } from "./types.js" */
+/** @import { EventGroup, Finding, FindingRow, Fold, TbnumEvent } from "./types.js" */
 
 const SEVERITIES = ["info", "warning", "error"];
 const MOST_ROWS = 400;
@@ -38,6 +38,47 @@ export function arranged(rows, filter, column, direction) {
   });
 }
 
+/**
+ * Rows as the report folds them: each finding, each group of events worth reading by its first, and in one what is left.
+ * Groups are of the same events as the rows, in order; where only the first of many groups were told, what is worth
+ * reading beyond them stands by itself.
+ * @param {FindingRow[]} rows as `findingRows` has them @param {EventGroup[]} groups @returns {Fold[]}
+ */
+export function folded(rows, groups) {
+  const sort = (/** @type {TbnumEvent} */ { kind, cause, optimizer }) => JSON.stringify([kind, cause, optimizer]);
+  /** @type {Map<string, {group: EventGroup, fold: Fold | null, left: number}[]>} */
+  const bySort = new Map();
+  for (const group of groups) {
+    const alike = bySort.get(sort(group)) ?? [];
+    alike.push({ group, fold: null, left: group.count });
+    bySort.set(sort(group), alike);
+  }
+  /** @type {Fold[]} */
+  const folds = [];
+  /** @type {FindingRow[]} */
+  const rest = [];
+  for (const row of rows) {
+    const { event } = row;
+    const found = event && bySort.get(sort(event))?.find(({ group, left }) => left > 0 && group.step <= event.step && event.step <= group.last_step);
+    if (found) {
+      found.left--;
+      if (found.fold) found.fold.others.push(row);
+      else folds.push(found.fold = { key: `${sort(found.group)} ${row.step}`, row, others: [], more: found.group.more });
+    } else if (event && event.severity === "info") rest.push(row);
+    else folds.push({ key: `${row.what} ${row.step}`, row, others: [], more: "" });
+  }
+  if (rest.length) folds.push({ key: "rest", row: null, others: rest, more: `${counted(rest.length, "event")} with nothing to act on: ${countsOf(rest)}` });
+  return folds;
+}
+
+/** How many there are of each, most first: "12 scale growth, 3 skip". @param {FindingRow[]} rows */
+function countsOf(rows) {
+  /** @type {Map<string, number>} */
+  const counts = new Map();
+  for (const { what } of rows) counts.set(what, (counts.get(what) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]).map(([what, count]) => `${formatCount(count)} ${what}`).join(", ");
+}
+
 export class FindingsTable {
   /** @param {Api} api @param {{go: (step: number, event: TbnumEvent | null) => void, close: () => void, figure: () => Promise<Blob>}} callbacks */
   constructor(api, callbacks) {
@@ -46,10 +87,15 @@ export class FindingsTable {
     this.key = "";
     /** @type {FindingRow[]} */
     this.rows = [];
+    /** @type {EventGroup[]} */
+    this.groups = [];
+    /** @type {Set<string>} keys of the folds that are open */
+    this.open = new Set();
+    this.most = MOST_ROWS;
     /** @type {typeof COLUMNS[number] | null} */
     this.column = null;
     this.direction = /** @type {1 | -1} */ (1);
-    this.search = element("input", { class: "search", type: "search", placeholder: "Filter", "aria-label": "Filter findings and events", oninput: () => this.#draw() });
+    this.search = element("input", { class: "search", type: "search", placeholder: "Filter", "aria-label": "Filter findings and events", oninput: () => this.#anew() });
     this.links = element("span", "export-links");
     this.count = element("p", { class: "dock-message", role: "status" });
     this.body = element("tbody");
@@ -68,35 +114,87 @@ export class FindingsTable {
   async show(run, events, version) {
     const key = `${run}\n${version}`;
     if (key === this.key) return;
+    if (!this.key.startsWith(`${run}\n`)) {
+      this.open.clear();
+      this.most = MOST_ROWS;
+    }
     this.key = key;
     const link = (/** @type {"steps" | "events"} */ what, /** @type {"csv" | "json"} */ format) => element("a", { class: "export", href: this.api.exportUrl(run, what, format), download: "" }, `${what} ${format.toUpperCase()}`);
     const figure = button("Figure (PNG)", "The charts as they are now", async () => download(await this.callbacks.figure(), `${run.replaceAll(/[^\w.-]+/g, "-")}.png`));
     this.links.replaceChildren("Save", link("events", "csv"), link("events", "json"), link("steps", "csv"), link("steps", "json"), figure);
-    const { findings } = await this.api.findings(run).catch(() => ({ findings: [] }));
+    const { findings, groups } = await this.api.findings(run).catch(() => ({ findings: [], groups: [] }));
     if (this.key !== key) return;
     this.rows = findingRows(findings, events);
+    this.groups = groups;
     this.#draw();
   }
 
-  /** @param {typeof COLUMNS[number]} column */
+  /** A click sorts, the next one the other way, and a third one leaves them as they were. @param {typeof COLUMNS[number]} column */
   #sort(column) {
-    this.direction = this.column === column ? /** @type {1 | -1} */ (-this.direction) : column === "severity" ? -1 : 1;
-    this.column = column;
+    const first = column === "severity" ? -1 : 1;
+    if (this.column !== column) [this.column, this.direction] = [column, first];
+    else if (this.direction === first) this.direction = /** @type {1 | -1} */ (-first);
+    else this.column = null;
+    this.#anew();
+  }
+
+  #anew() {
+    this.most = MOST_ROWS;
+    this.#draw();
+  }
+
+  /** @param {string} key */
+  #toggle(key) {
+    if (!this.open.delete(key)) this.open.add(key);
     this.#draw();
   }
 
   #draw() {
-    const rows = arranged(this.rows, this.search.value, this.column, this.direction);
     for (const head of this.heads) {
       head.setAttribute("aria-sort", head.dataset.column !== this.column ? "none" : this.direction > 0 ? "ascending" : "descending");
     }
-    this.count.textContent = `${formatCount(rows.length)} of ${formatCount(this.rows.length)}${rows.length > MOST_ROWS ? `; the first ${MOST_ROWS} are shown, a filter finds the rest` : ""}`;
-    this.body.replaceChildren(...rows.slice(0, MOST_ROWS).map((row) => element(
+    const search = this.search.value.trim();
+    const folds = this.column === null && !search;
+    const drawn = folds ? folded(this.rows, this.groups).flatMap((fold) => this.#drawFold(fold))
+      : arranged(this.rows, search, this.column, this.direction).map((row) => () => this.#drawRow(row));
+    const findings = this.rows.filter(({ event }) => event === null).length;
+    this.count.textContent = folds ? `${counted(findings, "finding")}, ${counted(this.rows.length - findings, "event")}` : `${formatCount(drawn.length)} of ${formatCount(this.rows.length)}`;
+    const focused = this.body.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.key : undefined;
+    this.body.replaceChildren(...drawn.slice(0, this.most).map((draw) => draw()));
+    if (drawn.length > this.most) this.body.append(this.#drawMore(drawn.length - this.most));
+    if (focused !== undefined) [...this.body.querySelectorAll("button")].find(({ dataset }) => dataset.key === focused)?.focus();
+  }
+
+  /** What of a fold is seen, each as what draws it. @param {Fold} fold @returns {(() => HTMLElement)[]} */
+  #drawFold({ key, row, others, more }) {
+    const open = this.open.has(key);
+    const opener = () => element("button", { class: "link opener", type: "button", "data-key": key, "aria-expanded": String(open), onclick: () => this.#toggle(key) }, more);
+    const first = () => (row ? this.#drawRow(row, ...(others.length ? [opener()] : [])) : element("tr", {}, element("td", { class: "rest", colspan: COLUMNS.length }, opener())));
+    return [first, ...(open ? others.map((other) => () => this.#drawRow(other)) : [])];
+  }
+
+  /** @param {FindingRow} row @param {...HTMLElement} opener of those that are folded into it */
+  #drawRow(row, ...opener) {
+    const go = (/** @type {number} */ step) => element("button", { class: "link", type: "button", "data-key": `${row.what} ${step}`, onclick: () => this.callbacks.go(step, row.event) }, formatCount(step));
+    return element(
       "tr", `severity-${row.severity}`,
       element("td", {}, element("span", `severity severity-${row.severity}`, row.severity)),
-      element("td", "number", row.step === null ? "–" : element("button", { class: "link", type: "button", onclick: () => this.callbacks.go(/** @type {number} */ (row.step), row.event) }, formatCount(row.step))),
+      element("td", "number", row.step === null ? "–" : go(row.step)),
       element("td", {}, row.what), element("td", {}, row.cause),
-      element("td", {}, element("p", {}, typeset(row.message)), ...(row.remedy ? [element("p", "finding-remedy", typeset(row.remedy))] : [])),
+      element("td", {}, element("p", {}, typeset(row.message), ...(opener.length ? [" ", ...opener] : [])), ...(row.remedy ? [element("p", "finding-remedy", typeset(row.remedy))] : [])),
+    );
+  }
+
+  /** @param {number} left */
+  #drawMore(left) {
+    const next = Math.min(left, MOST_ROWS);
+    return element("tr", {}, element("td", { class: "rest", colspan: COLUMNS.length }, button(
+      `Show ${next === left ? "the last" : "the next"} ${formatCount(next)}${next === left ? "" : ` of ${formatCount(left)} more`}`, "More rows of this table", () => {
+        const from = this.body.rows.length - 1;
+        this.most += MOST_ROWS;
+        this.#draw();
+        this.body.rows[from]?.querySelector("button")?.focus();
+      },
     )));
   }
 }

@@ -654,7 +654,20 @@ export type ValuesSource = {
   several: boolean;
 };
 
-export type FindingsAnswer = { version: string; findings: Finding[] };
+/** Events of one kind and cause that follow each other: the first of them. */
+export type EventGroup = TbnumEvent & { last_step: number; count: number; more: string };
+
+/** What is one row of the table of findings until it is opened. */
+export type Fold = {
+  key: string;
+  /** null: those within have none that stands for them */
+  row: FindingRow | null;
+  others: FindingRow[];
+  /** the others in words */
+  more: string;
+};
+
+export type FindingsAnswer = { version: string; findings: Finding[]; groups: EventGroup[] };
 
 export type SettingsAnswer = { run: string; version: string; settings: Record<string, any> };
 
