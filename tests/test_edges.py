@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -91,6 +92,40 @@ def test_a_relative_folder_stays_where_it_was_when_the_program_goes_elsewhere(
         os.chdir(tmp_path / "elsewhere")
         train(model, optimizer, None, batches(3))
     assert len(run_of(tmp_path / "run").steps["step"]) == 3
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_an_interrupt_right_after_the_update_leaves_the_next_step_its_own_numbers(
+    unscales: bool, tmp_path: Path
+) -> None:
+    class Interrupted(torch.amp.GradScaler):
+        now = False
+
+        def update(self, new_scale: Any = None) -> None:
+            super().update(new_scale)
+            if self.now:
+                raise KeyboardInterrupt
+
+    model = nn.Linear(4, 1)
+    optimizer, scaler, losses, norms = torch.optim.SGD(model.parameters(), lr=0.1), Interrupted("cpu"), [], []
+    with tbnum.wrap(optimizer, scaler, logdir=tmp_path):
+        for at in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4)).square().mean()
+            scaler.scale(loss).backward()
+            losses.append(loss.item())
+            norms.append(nn.utils.get_total_norm([each.grad for each in model.parameters()]).item() / 65536)
+            if unscales:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.now = at == 1
+            scaler.step(optimizer)
+            with contextlib.suppress(KeyboardInterrupt):
+                scaler.update()
+    run = run_of(tmp_path)
+    assert run.steps["loss"].tolist() == losses
+    np.testing.assert_allclose(run.steps["grad_norm"], norms, rtol=1e-5)
+    assert [event.kind for event in run.events] == []
 
 
 def test_an_optimizer_that_wraps_one_and_is_one_by_class_is_unwrapped(tmp_path: Path) -> None:

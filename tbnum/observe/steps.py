@@ -262,6 +262,8 @@ class StepObserver(Watcher):
         scaler = self.scaler
         if name is None or scaler is None or capturing():
             return
+        if self._has_stepped(name):  # torch refuses to unscale before `update()`: that was interrupted
+            self._close_without_what_came_since()
         one = self._opened(name)
         one.backwards_unscaled = len(self._backwards)
         if self._scale_was_seen and not self._backwards:
@@ -292,6 +294,8 @@ class StepObserver(Watcher):
         if name is None or scaler is None or capturing():
             return
         self._in_scaler_step = name
+        if self._has_stepped(name) and carries_scale(scaler, optimizer):  # likewise
+            self._close_without_what_came_since()
         one = self._open.get(name)
         if one is None:
             return
@@ -322,7 +326,7 @@ class StepObserver(Watcher):
             one.found_inf = [hold(found_inf) for found_inf in state["found_inf_per_device"].values()]
         if one.stage is not Stage.STEPPED:  # the step hooks did not fire: the scaler asked the host, and skipped
             one.lr = _learning_rates(optimizer)
-            one.stage = Stage.STEPPED
+            self._has_now_stepped(one)
             skipped = True
         else:  # a fused kernel may have skipped inside; known here only where found_inf lives on the host
             skipped = any(found_inf for found_inf in one.found_inf if isinstance(found_inf, float))
@@ -371,7 +375,7 @@ class StepObserver(Watcher):
         if scaler is not None and self._in_scaler_step is None:
             self._sight_once("step_bypassed_scaler", {"where": users_line()}, name)
             return
-        if scaler is None and name in self._open and self._open[name].stage is Stage.STEPPED:
+        if scaler is None and self._has_stepped(name):
             self._close_without_what_came_since()
         if name in self._open and self._open[name].stage is Stage.STEPPING:
             del self._open[name]  # the step before ended in an exception
@@ -407,11 +411,8 @@ class StepObserver(Watcher):
             return
         if one.snapshot:
             self._measure_update(one, optimizer)
-        one.stage = Stage.STEPPED
-        self._of_the_step = (len(self._losses), len(self._logged_losses), len(self._backwards))
-        if self.scaler is None and all(
-            name in self._open and self._open[name].stage is Stage.STEPPED for name in self.optimizers()
-        ):
+        self._has_now_stepped(one)
+        if self.scaler is None and all(map(self._has_stepped, self.optimizers())):
             self._close(None)
 
     # -- clipping ----------------------------------------------------------------------------------------------
@@ -541,6 +542,13 @@ class StepObserver(Watcher):
             self._close(None)
         self._clear()
         self.drain(wait=True)
+
+    def _has_stepped(self, name: str) -> bool:
+        return name in self._open and self._open[name].stage is Stage.STEPPED
+
+    def _has_now_stepped(self, one: OpenOptimizer) -> None:
+        one.stage = Stage.STEPPED
+        self._of_the_step = (len(self._losses), len(self._logged_losses), len(self._backwards))
 
     def expect_first_step(self, on_first_step: Callable[[], None]) -> None:
         """Call once more before the next step begins: a checkpoint was loaded."""
