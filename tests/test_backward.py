@@ -137,6 +137,25 @@ def test_where_each_backward_reaches_few_parameters_no_loss_is_missed(tmp_path: 
     assert set(run.steps["micro_batches"]) == {2.0}
 
 
+def test_where_a_hook_takes_each_gradient_at_once_the_loss_is_unknown_and_never_a_part_of_it(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    sums = {parameter: torch.zeros_like(parameter) for parameter in loop.model.parameters()}
+
+    def take(parameter: Tensor) -> None:
+        sums[parameter] += parameter.grad
+        parameter.grad = None
+
+    for parameter in sums:
+        parameter.register_post_accumulate_grad_hook(take)
+    for _ in range(3):
+        for _ in range(4):
+            loop.loss().backward()
+        for parameter, total in sums.items():
+            parameter.grad = total.clone()
+        loop.update()
+    assert np.isnan(loop.recorded()[0]).all()
+
+
 def test_what_the_loop_tells_counts_in_place_of_what_is_seen(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     (loop.loss() + 100).backward()

@@ -230,14 +230,14 @@ class StepObserver(Watcher):
         """Loops may run side by side, each in a thread of its own. Of one that goes on in another the loss tells."""
         thread = threading.get_ident()
         if thread != self._thread and self._strangers[thread] < STRANGERS:
-            if self._lead_to_ours(losses):
+            if leads_to(losses, self._parameters()):
                 self._thread = thread
             else:
                 self._strangers[thread] += 1
         return thread == self._thread
 
-    def _lead_to_ours(self, losses: Sequence[Any]) -> bool:
-        return leads_to(losses, [each for one in self.optimizers().values() for each in parameters_of(one)])
+    def _parameters(self) -> list[Tensor]:
+        return [each for optimizer in self.optimizers().values() for each in parameters_of(optimizer)]
 
     @harmless
     def backward_ended(self, mark: Mark, losses: Sequence[Any]) -> None:
@@ -246,7 +246,8 @@ class StepObserver(Watcher):
             return  # a disabled scaler told of it
         if not mark.before.have_changed() and not self._layouts.unreduced_have_changed():
             looked_at_all, self._looks_at_all = self._looks_at_all, True
-            if looked_at_all or not self._lead_to_ours(losses):  # else it was one of parameters that were not looked at
+            with_gradient = [each for each in self._parameters() if each.grad is not None]
+            if looked_at_all or not leads_to(losses, with_gradient):  # else it was one of those not looked at
                 return
         found = [_summed(loss) for loss in losses if isinstance(loss, Tensor) and not loss.is_complex()]
         if found:
