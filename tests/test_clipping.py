@@ -138,6 +138,18 @@ def test_a_norm_that_torch_refuses_is_measured_of_gradients_that_are_as_they_wer
     assert loop.last("grad_norm") == math.inf and loop.last("nonfinite_tensors") == 1
 
 
+def test_a_look_at_the_norm_hides_nothing_that_was_written_before_it(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, some())
+
+    def clip(parameters: list[Tensor]) -> None:
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        parameters[1].grad.mul_(3)
+        nn.utils.clip_grad_norm_(parameters, math.inf)
+
+    loop.step(clip)
+    assert loop.last("grad_norm_clipped") == pytest.approx(float64_norm([each.grad for each in loop.parameters]))
+
+
 def test_a_gradient_that_two_parameters_share_is_clipped_twice_and_measured_after_it(tmp_path: Path) -> None:
     loop = Loop(tmp_path, [torch.ones(5), torch.ones(5), torch.ones(5)])
 

@@ -439,11 +439,12 @@ class StepObserver(Watcher):
                 # Only then look at gradients: those of another loop may be written by another thread just now.
                 if clipped.isdisjoint(map(id, its_own)):
                     continue
-            if max_norm == math.inf:  # no clip: a way to ask for the norm, which multiplies by one
-                touched[name] = Cover.SOME
-                continue
             gradients = Gradients.of(optimizer)
             one = self._open.get(name)
+            if max_norm == math.inf:  # no clip: a way to ask for the norm, which multiplies by one
+                if one is not None and gradients.same_as(one.seen):
+                    touched[name] = Cover.SOME
+                continue
             if one is not None and one.stage is Stage.STEPPED:
                 if self.scaler is not None:
                     continue  # between step() and update() a clip changes nothing that counts
