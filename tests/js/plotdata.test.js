@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { measuredNan, plotData, sampledLine, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.js";
+import { measuredNan, missingAfter, plotData, sampledLine, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.js";
 import { CHARTS } from "../../plugins/tensorboard_plugin_tbnum/frontend/views.js";
 import { exact } from "./series.js";
 
@@ -67,4 +67,14 @@ test("what is measured every so many steps has its values at the points of the s
   const { last, min, max, inf } = sampledLine(samples, "x", reduced);
   assert.deepEqual([[...last], [...min], [...max], [...inf]], [[4, NaN], [1, NaN], [5, NaN], [0, 1]]);
   assert.equal(sampledLine(samples, "y", steps), null);
+});
+
+test("no line leads over steps that a damaged log lacks, however steps were logged or reduced", () => {
+  const at = (first, last, bucketSteps) => ({ step: Float64Array.from(first), stepLast: Float64Array.from(last), length: first.length, bucketSteps });
+  const each = [0, 1, 2, 3, 50, 51, 52, 60];
+  assert.deepEqual([...missingAfter(at(each, each, 1))], [3]);
+  const tenth = [0, 10, 20, 40, 50, 60, 70, 400, 410];
+  assert.deepEqual([...missingAfter(at(tenth, tenth, 1))], [6]);
+  assert.deepEqual([...missingAfter(at([0, 8, 16, 320, 328], [7, 15, 21, 327, 335], 8))], [2]);
+  assert.equal(missingAfter(at([], [], 1)).size + missingAfter(at([7], [7], 1)).size, 0);
 });

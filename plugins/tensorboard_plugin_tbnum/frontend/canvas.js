@@ -60,10 +60,11 @@ export function drawBands(plot, { model, xAxis, range: [min, max], colors }) {
   ctx.restore();
 }
 
-/** From the least to the greatest of each bucket, as bars that touch: an outline that is filled takes ten times as long. @param {Plot} plot @param {Pane["ranges"]} ranges @param {(line: LineSpec, alpha: number) => string} color */
-export function drawRanges(plot, ranges, color) {
+/** From the least to the greatest of each bucket, as bars that touch: an outline that is filled takes ten times as long. @param {Plot} plot @param {Pane} pane @param {(line: LineSpec, alpha: number) => string} color */
+export function drawRanges(plot, { ranges, missing }, color) {
   const { ctx, bbox, data } = plot;
   const [first, last] = plot.series[0].idxs ?? [0, -1];
+  const px = (/** @type {number} */ x) => Math.round(plot.valToPos(x, "x", true));
   ctx.save();
   ctx.beginPath();
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
@@ -75,13 +76,15 @@ export function drawRanges(plot, ranges, color) {
     for (let index = first; index <= last; index++) {
       high = Math.max(high, highs[index] ?? -Infinity);
       low = Math.min(low, lows[index] ?? Infinity);
-      const right = Math.round(plot.valToPos((data[0][index] + data[0][Math.min(index + 1, data[0].length - 1)]) / 2, "x", true));
+      const next = Math.min(index + 1, data[0].length - 1);
+      const ends = missing.has(index);
+      const right = ends ? px(data[0][index]) + 1 : px((data[0][index] + data[0][next]) / 2);
       if (right === left) continue; // buckets in one pixel are one bar
       if (high >= low) {
         const top = plot.valToPos(high, "y", true);
         ctx.fillRect(left || right - 1, top, right - (left || right - 1), Math.max(1, plot.valToPos(low, "y", true) - top));
       }
-      [left, high, low] = [right, -Infinity, Infinity];
+      [left, high, low] = [ends ? px(data[0][next]) : right, -Infinity, Infinity];
     }
   }
   ctx.restore();

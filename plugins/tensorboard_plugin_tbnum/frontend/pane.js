@@ -31,7 +31,7 @@ export function makePane(spec, callbacks, ...tools) {
       element("header", "chart-head", title, legend, element("div", "chart-tools", element("span", "chart-order", ...order), ...(spec.canLog ? [log] : []), ...tools)),
       holder, summary,
     ),
-    plot: null, empty: false, ranges: [], widths: [], made: [], data: [], edge: { step: [], infinite: [] },
+    plot: null, empty: false, ranges: [], widths: [], made: [], data: [], edge: { step: [], infinite: [] }, missing: new Set(),
   };
 }
 

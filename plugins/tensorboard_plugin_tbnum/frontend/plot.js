@@ -71,7 +71,7 @@ export function makePlot(pane, size, last, own) {
     },
     hooks: {
       drawClear: [own.drawBelow],
-      drawAxes: [(plot) => drawRanges(plot, pane.ranges, own.color), own.drawBehind],
+      drawAxes: [(plot) => drawRanges(plot, pane, own.color), own.drawBehind],
       draw: [own.drawn],
       setCursor: [own.hovered],
       setSelect: [own.selected],
@@ -95,18 +95,24 @@ function seriesOf(pane, own) {
   const stepped = uPlot.paths.stepped?.({ align: 1 });
   /** Dots where steps are far enough apart to be told from each other. @type {(plot: Plot, at: number, from: number, to: number) => boolean} */
   const showPoints = (plot, _, from, to) => own.exact() && (to - from + 1) * 9 < areaOf(plot).width;
+  /** Where no line goes, in pixels of the canvas. @type {(plot: Plot, at: number, from: number, to: number, unknown: [number, number][]) => [number, number][]} */
+  const gaps = (plot, _, from, to, unknown) => {
+    const px = (/** @type {number} */ index) => Math.round(plot.valToPos(plot.data[0][index], "x", true));
+    const missing = [...pane.missing].filter((index) => index >= from && index < to).map((index) => /** @type {[number, number]} */ ([px(index), px(index + 1)]));
+    return missing.length ? [...unknown, ...missing].sort((a, b) => a[0] - b[0]) : unknown;
+  };
   /** @type {PlotSeries[]} */
   const series = [{}];
   pane.ranges = [];
   for (const line of pane.spec.lines) {
     const faint = (/** @type {number} */ alpha) => () => own.color(line, alpha);
     const full = faint(1);
-    const edge = { stroke: faint(0.45), width: 1, points: { show: false } };
+    const edge = { stroke: faint(0.45), width: 1, points: { show: false }, gaps };
     series.push(edge, { ...edge });
     pane.ranges.push({ line, at: series.length - 2 });
     /** @type {PlotSeries} */
     const drawn = {
-      stroke: full, width: line.width, dash: line.dash, spanGaps: line.sparse,
+      stroke: full, width: line.width, dash: line.dash, spanGaps: line.sparse, gaps,
       paths: line.stepped ? stepped : undefined,
       points: { show: line.stepped || line.dash ? false : showPoints, size: 5, filter: /** @type {any} */ (isolated), fill: full, stroke: full },
     };

@@ -36,6 +36,19 @@ export function smoothed(values, weight) {
   });
 }
 
+const LEAST_MISSING = 10; // usual distances between points: loops that log at will have longer ones too
+
+/** Points after which steps are missing, as where a log was damaged: no line leads over them. @param {SeriesLike} series @returns {Set<number>} */
+export function missingAfter({ step, stepLast, length, bucketSteps }) {
+  const distance = (/** @type {number} */ at) => step[at + 1] - stepLast[at];
+  const distances = Float64Array.from({ length: Math.max(0, length - 1) }, (_, at) => distance(at)).sort();
+  const most = Math.max(LEAST_MISSING * distances[distances.length >> 1], bucketSteps);
+  /** @type {Set<number>} */
+  const missing = new Set();
+  for (let at = 0; at + 1 < length; at++) if (distance(at) > most) missing.add(at);
+  return missing;
+}
+
 /** @type {Record<Scale, (value: number) => number | null>} */
 export const ONTO_AXIS = {
   linear: (value) => (Number.isFinite(value) ? value : null),
@@ -50,7 +63,7 @@ export const ONTO_AXIS = {
  * @param {SeriesLike} series
  * @param {{scale: Scale, prefix: string, smoothing: number, xOf: (step: number) => number, beside?: boolean}} options
  *   `beside`: other runs are drawn too, so that single steps would cover them: plain lines are smoothed, what they were is faint
- * @returns {{data: (number | null)[][], edge: Edge}}
+ * @returns {{data: (number | null)[][], edge: Edge, missing: Set<number>}}
  *   `edge`: where the first line was not finite
  */
 export function plotData(spec, series, { scale, prefix, smoothing, xOf, beside = false }) {
@@ -75,7 +88,7 @@ export function plotData(spec, series, { scale, prefix, smoothing, xOf, beside =
     if (line.smooth) data.push(averaged && !reduced ? values : nothing()); // raw, behind; reduced, the band is that
     data.push(averaged ? smoothed(values, smoothing) : values);
   }
-  return { data, edge: nonfiniteEdge(spec, series, prefix) };
+  return { data, edge: nonfiniteEdge(spec, series, prefix), missing: missingAfter(series) };
 }
 
 /** @param {ChartSpec} spec @param {SeriesLike} series @param {string} prefix */

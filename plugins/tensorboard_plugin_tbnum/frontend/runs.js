@@ -116,7 +116,7 @@ export class RunsTable {
     const findings = element("span", run.findings?.error ? "bad" : "", findingsText(run.findings));
     return element(
       "tr", current ? "current" : "", element("td", {}, show),
-      element("td", {}, element("span", { class: "swatch", style: `--color: ${color || "transparent"}` }), element("button", { class: "link", type: "button", onclick: () => this.callbacks.choose(run.run) }, name)),
+      element("td", {}, element("span", { class: "swatch", style: `--color: ${color || "transparent"}` }), element("button", { class: "link", type: "button", title: run.run, onclick: () => this.callbacks.choose(run.run) }, name)),
       element("td", {}, statusOf(run, now).text), element("td", "number", formatCount(run.steps)), element("td", "number", skipped),
       element("td", "number", formatScaleShort(run.last_loss_scale)), element("td", "number", formatAligned(run.best_loss)), element("td", "number", findings), element("td", {}, compare),
     );

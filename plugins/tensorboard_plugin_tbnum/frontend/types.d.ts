@@ -347,7 +347,9 @@ export type Pane = {
   ranges: { line: LineSpec; at: number }[];
   /** of uPlot's series that are thinner where points crowd; 0: as they are */
   widths: number[];
-  /** what `data` and `edge` were made from */
+  /** points of `data` after which steps are missing */
+  missing: Set<number>;
+  /** what `data`, `edge` and `missing` were made from */
   made: unknown[];
   data: (number | null)[][];
   edge: Edge;
