@@ -55,6 +55,10 @@ def test_a_step_is_held_by_key(shared: TensorBoard, look: Look):
     for _ in range(13):
         chart.press("ArrowRight")
     expect(chart).to_have_attribute("aria-valuetext", re.compile(r"Step 413.*Loss scale [\d,]+ \(.*\) \(÷ 2\)"))
+    chart.press("f")  # of a run that has ended there is nothing to follow
+    chart.press("Enter")
+    panel.wait_until(lambda: "p.tbnum.pin=413" in panel.address(), "the other step held")
+    assert "p.tbnum.steps=400-430" in panel.address()
 
 
 def test_an_address_that_is_followed_in_an_open_tab_leads_to_all_that_it_names(shared: TensorBoard, look: Look):

@@ -43,6 +43,8 @@ test("few tensors stand by themselves at first, thousands in modules", () => {
 test("what is not finite is worse than any value, and small headroom worse than large", () => {
   const badness = badnessOf(cells([[1, 2], ["!", 0.1], [5, 1]]), LOG, 0, 10);
   assert.ok(badness[1] > badness[2] && badness[2] > badness[0]);
+  const often = badnessOf(cells([["!", 3e38], ["!", "!"]]), LOG, 0, 10);
+  assert.ok(often[1] > often[0], "and the more often the worse");
   const headroom = badnessOf(cells([[3, 9], [1, 9]], { minimum: true }), MODES[4], 0, 10);
   assert.ok(headroom[1] > headroom[0]);
   assert.equal(badnessOf(cells([[1, 50]]), LOG, 0, 5)[0], 1, "only what is in view counts");

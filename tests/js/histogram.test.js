@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { exponentRange, lost, magnitudes, percent } from "../../plugins/tensorboard_plugin_tbnum/frontend/histogram.js";
+import { exponentRange, lost, magnitudes, nothingFinite, percent } from "../../plugins/tensorboard_plugin_tbnum/frontend/histogram.js";
 
 const FLOAT16 = { name: "float16", max: 65504, smallest_normal: 2 ** -14, smallest_subnormal: 2 ** -24, flushes_to: 2 ** -25, overflows_from: 65520 };
 const edges = { first_bin: 1, last_bin: 255, upper_exponent: -127 };
@@ -40,4 +40,9 @@ test("magnitudes that were not measured are told by the bins, and none where not
   assert.equal(magnitudes(histogram(counts)), "; magnitudes 2⁻³¹ to 2⁻⁵");
   assert.equal(magnitudes(histogram(counts, { low: 0.000012345, high: 0.03 })), "; magnitudes 1.23×10⁻⁵ to 0.03");
   assert.equal(magnitudes(histogram([])), "");
+});
+
+test("a histogram without a bar says why", () => {
+  assert.equal(nothingFinite(histogram([], { zero: 3, inf: 174, nan: 20278 })), "No finite value but zero: ∞ 174, NaN 20,278");
+  assert.equal(nothingFinite(histogram([], { zero: 3 })), "Every value is zero");
 });

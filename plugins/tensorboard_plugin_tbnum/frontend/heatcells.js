@@ -74,6 +74,8 @@ export function heatRows(names, { depth, open, badness }) {
   });
 }
 
+const ABOVE_ALL = 1e40; // cells are float32
+
 /** How bad each tensor was at its worst: not finite before all else. @param {Cells} cells @param {HeatMode} mode @param {number} from step @param {number} to step */
 export function badnessOf(cells, mode, from, to) {
   const width = cells.step.length;
@@ -86,7 +88,7 @@ export function badnessOf(cells, mode, from, to) {
       if (value > worst) worst = value;
     }
     if (mode.scale === "none") return broken;
-    return broken ? 1e300 + broken : worst;
+    return broken ? broken * ABOVE_ALL : worst;
   });
 }
 

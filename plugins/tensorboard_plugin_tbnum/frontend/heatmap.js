@@ -388,7 +388,7 @@ export class HeatMap {
         const facts = this.#facts(row, bucket);
         return [row.group ? `${row.label} (${row.members.length})` : row.name, facts[1]?.[1] ?? "–", facts.find(([name]) => name === "Not finite")?.[1] ?? "–"];
       }),
-      bucket < 0 ? "No sample here" : `At steps ${formatCount(step[bucket])} to ${formatCount(stepLast[bucket])}`,
+      bucket < 0 ? "No sample here" : step[bucket] === stepLast[bucket] ? `At step ${formatCount(step[bucket])}` : `At steps ${formatCount(step[bucket])} to ${formatCount(stepLast[bucket])}`,
     ));
   }
 

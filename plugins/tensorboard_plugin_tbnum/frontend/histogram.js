@@ -54,6 +54,13 @@ export function magnitudes({ counts, edges, low, high }) {
   return `; magnitudes ${text(low, Math.min(...bins) - 1)} to ${text(high, Math.max(...bins))}`;
 }
 
+const [RIDGE_HEAD, RIDGE_FOOT] = [42, 20]; // pixels above the first row, for its peak, and below the last one, for the axis
+
+/** Why there is nothing to draw a histogram of. @param {HistogramAnswer} histogram */
+export function nothingFinite({ inf, nan }) {
+  return inf || nan ? `No finite value but zero: ∞ ${formatCount(inf)}, NaN ${formatCount(nan)}` : "Every value is zero";
+}
+
 export class HistogramView {
   /** @param {HistogramCallbacks} callbacks */
   constructor(callbacks) {
@@ -148,6 +155,7 @@ export class HistogramView {
         svg("title", {}, `${formatPower(2, upper - 1)} to ${formatPower(2, upper)}: ${formatCount(count)} elements`)));
     }
     parts.push(svg("text", { class: "tick", x: left - 8, y: floor - 2, "text-anchor": "end" }, "elements"));
+    if (!counts.length) parts.push(svg("text", { class: "nothing-finite", x: (left + width) / 2, y: floor / 2, "text-anchor": "middle" }, nothingFinite(histogram)));
     formats.forEach((format, row) => {
       const top = height + 2 + row * 24;
       const label = LABELS[/** @type {keyof typeof LABELS} */ (format.name)] ?? format.name;
@@ -207,7 +215,7 @@ export class HistogramView {
   /** @param {HistogramAnswer} histogram @param {RidgeAnswer | null} ridge @param {number} now */
   #drawRidge(histogram, ridge, now) {
     const { ridge: canvas, ridgeBox } = this;
-    this.ridgeTitle.textContent = ridge?.step.length ? `Over time: steps ${formatCount(ridge.step[0])} (top) to ${formatCount(ridge.step[ridge.step.length - 1])}` : "";
+    this.ridgeTitle.textContent = ridge?.step.length ? `${ridge.step.length > 1 ? `Steps ${formatCount(ridge.step[0])} (top) to ${formatCount(ridge.step[ridge.step.length - 1])}` : `Step ${formatCount(ridge.step[0])}`}; dashed: float16` : "";
     const ratio = devicePixelRatio || 1;
     const [width, height] = [ridgeBox.clientWidth, ridgeBox.clientHeight];
     const context = sized(canvas, width, height);
@@ -219,12 +227,12 @@ export class HistogramView {
     for (let bin = 1; bin < bins; bin++) for (let row = 0; row < step.length; row++) if (counts[row * bins + bin] > 0) { used.push(bin); break; }
     const upper = histogram.edges.upper_exponent;
     const [from, to] = exponentRange(used.length ? used : [100], upper);
-    const [left, right, foot, head] = [58, 12, 20, 26];
+    const [left, right, foot, head] = [58, 12, RIDGE_FOOT, RIDGE_HEAD];
     const x = (/** @type {number} */ exponent) => left + ((exponent - from) / (to - from)) * (width - left - right);
     const gap = (height - foot - head) / Math.max(1, step.length - 1);
     let most = 0;
     for (let row = 0; row < step.length; row++) for (let bin = 1; bin < bins; bin++) most = Math.max(most, counts[row * bins + bin]);
-    const tall = Math.max(head, Math.min(4 * gap, 44));
+    const tall = Math.max(26, Math.min(4 * gap, head - 2));
     context.font = `11px ${FONT}`;
     context.fillStyle = colour("--text-2");
     context.textAlign = "center";
@@ -288,8 +296,8 @@ export class HistogramView {
   #pick(y) {
     const ridge = this.state?.ridge;
     if (!ridge?.step.length) return;
-    const gap = (this.ridgeBox.clientHeight - 46) / Math.max(1, ridge.step.length - 1);
-    this.callbacks.step(ridge.step[Math.max(0, Math.min(ridge.step.length - 1, Math.round((y - 26 + gap / 2) / gap)))]);
+    const gap = (this.ridgeBox.clientHeight - RIDGE_HEAD - RIDGE_FOOT) / Math.max(1, ridge.step.length - 1);
+    this.callbacks.step(ridge.step[Math.max(0, Math.min(ridge.step.length - 1, Math.round((y - RIDGE_HEAD + gap / 2) / gap)))]);
   }
 
   /** @param {KeyboardEvent} event */

@@ -161,11 +161,12 @@ export class Page {
       this.#showFacts([]);
       return;
     }
-    const { state, text } = connected ? statusOf(row, Date.now() / 1000) : { state: "unknown", text: "not connected" };
+    const told = statusOf(row, Date.now() / 1000);
+    const { state, text } = connected ? told : { state: "unknown", text: "not connected" };
     this.name.title = runTitle(row.run);
     this.status.className = `status ${state}`;
     this.status.textContent = text;
-    this.followButton.hidden = state === "ended" || state === "crashed";
+    this.followButton.hidden = told.state === "ended" || told.state === "crashed";
     this.#showFacts(loaded ? factsOf(row, loaded) : []);
   }
 

@@ -436,7 +436,7 @@ export class Panel {
     n: () => this.#goOn(1),
     p: () => this.#goOn(-1),
     0: () => this.zoom.reset(),
-    f: () => this.zoom.toggleFollowing(),
+    f: () => { if (!this.page.followButton.hidden) this.zoom.toggleFollowing(); },
     g: () => { this.page.stepField.focus(); this.page.stepField.select(); },
     escape: () => {
       if (this.page.closeMenus()) return;

@@ -27,7 +27,7 @@ export const CHARTS = [
   },
   {
     id: "clip", title: "Clipping", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true, optional: true,
-    lines: [{ column: "clip_coef", label: "gradients times", color: "--clipped", width: 1.25, average: true }], beside: ["clipped"],
+    lines: [{ column: "clip_coef", label: "clip coefficient", color: "--clipped", width: 1.25, average: true }], beside: ["clipped"],
   },
   {
     id: "lr", title: "Learning rate", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true, optional: true,
