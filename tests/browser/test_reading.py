@@ -69,6 +69,7 @@ def test_an_address_that_is_followed_in_an_open_tab_leads_to_all_that_it_names(s
     expect(ids).to_have_count(2)
     assert ids.evaluate_all("all => all.map(one => one.dataset.chart)") == ["norm", "loss"]
     expect(panel.frame.locator(".values-table tbody tr")).to_have_count(41)
+    expect(panel.frame.get_by_label("Run whose values are listed")).to_be_hidden()  # there is one
     panel.open("long", tensors="findings", pin="120")
     expect(panel.frame.locator(".findings")).to_be_visible()
     expect(panel.frame.locator(".values-table")).to_have_count(0)

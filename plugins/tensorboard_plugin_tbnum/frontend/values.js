@@ -38,10 +38,10 @@ export class ValuesTable {
     const names = sources.map(({ name }) => name);
     if (names.join("\n") !== this.sources.map(({ name }) => name).join("\n")) {
       this.select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
-      this.select.hidden = names.length < 2;
       if (!names.includes(this.chosen)) this.chosen = names[0];
       this.select.value = this.chosen;
     }
+    this.select.hidden = names.length < 2;
     this.sources = sources;
     this.#draw();
   }
