@@ -92,6 +92,8 @@ export class FindingsTable {
     /** @type {Set<string>} keys of the folds that are open */
     this.open = new Set();
     this.most = MOST_ROWS;
+    /** What draws each row that there may be. @type {(() => HTMLElement)[]} */
+    this.drawn = [];
     /** @type {typeof COLUMNS[number] | null} */
     this.column = null;
     this.direction = /** @type {1 | -1} */ (1);
@@ -155,14 +157,20 @@ export class FindingsTable {
     }
     const search = this.search.value.trim();
     const folds = this.column === null && !search;
-    const drawn = folds ? folded(this.rows, this.groups).flatMap((fold) => this.#drawFold(fold))
+    this.drawn = folds ? folded(this.rows, this.groups).flatMap((fold) => this.#drawFold(fold))
       : arranged(this.rows, search, this.column, this.direction).map((row) => () => this.#drawRow(row));
     const findings = this.rows.filter(({ event }) => event === null).length;
-    this.count.textContent = folds ? `${counted(findings, "finding")}, ${counted(this.rows.length - findings, "event")}` : `${formatCount(drawn.length)} of ${formatCount(this.rows.length)}`;
+    this.count.textContent = folds ? `${counted(findings, "finding")}, ${counted(this.rows.length - findings, "event")}` : `${formatCount(this.drawn.length)} of ${formatCount(this.rows.length)}`;
     const focused = this.body.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement).dataset.key : undefined;
-    this.body.replaceChildren(...drawn.slice(0, this.most).map((draw) => draw()));
-    if (drawn.length > this.most) this.body.append(this.#drawMore(drawn.length - this.most));
+    this.body.replaceChildren();
+    this.#append();
     if (focused !== undefined) [...this.body.querySelectorAll("button")].find(({ dataset }) => dataset.key === focused)?.focus();
+  }
+
+  /** Draws those up to the most that are shown, below those that are there. */
+  #append() {
+    this.body.append(...this.drawn.slice(this.body.rows.length, this.most).map((draw) => draw()));
+    if (this.drawn.length > this.most) this.body.append(this.#drawMore(this.drawn.length - this.most));
   }
 
   /** What of a fold is seen, each as what draws it. @param {Fold} fold @returns {(() => HTMLElement)[]} */
@@ -190,9 +198,10 @@ export class FindingsTable {
     const next = Math.min(left, MOST_ROWS);
     return element("tr", {}, element("td", { class: "rest", colspan: COLUMNS.length }, button(
       `Show ${next === left ? "the last" : "the next"} ${formatCount(next)}${next === left ? "" : ` of ${formatCount(left)} more`}`, "More rows of this table", () => {
-        const from = this.body.rows.length - 1;
+        this.body.lastElementChild?.remove();
+        const from = this.body.rows.length;
         this.most += MOST_ROWS;
-        this.#draw();
+        this.#append();
         this.body.rows[from]?.querySelector("button")?.focus();
       },
     )));
