@@ -188,7 +188,7 @@ def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
     wasted = sum(steps.values())
     least = "at least " if is_plain(record) else ""
     causes = Counter(event.cause for event in skips)
-    listed = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+    listed = ", ".join(f"{count:,} {cause}" for cause, count in causes.most_common())
     evidence = f"{least}{count_text(wasted, 'step')} of {total:,} ({share_text(wasted, total)}): {listed}"
     seconds = wasted_seconds(record)
     evidence += f"; {duration_text(seconds)} of computing." if seconds >= 1 else "."
