@@ -94,8 +94,9 @@ def wrap(
         config: settings of yours to keep with the run, as JSON can hold them.
 
     Costs:
-        One pass over the gradients a step, and every `tensor_interval` steps a copy of the parameters and two
-        passes over them. No host-device sync. Files are written by a thread in the background.
+        One pass over the gradients a step, none where torch's clipping takes their norms first (without a scaler,
+        float32 or float64), and every `tensor_interval` steps a copy of the parameters and two passes over them. No
+        host-device sync. Files are written by a thread in the background.
 
     Raises:
         TypeError: an object that is no optimizer, scaler, writer or module.
