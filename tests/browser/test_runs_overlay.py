@@ -7,7 +7,7 @@ import json
 import re
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -66,11 +66,13 @@ def legend(panel: Panel) -> dict[str, str]:
     return dict(found)
 
 
-def painted(panel: Panel, chart: str, color: str) -> int:
-    """Pixels of about a colour on a chart's canvas."""
+def painted(panel: Panel, chart: str, color: str, part: Sequence[float] = (0.0, 1.0)) -> int:
+    """Pixels of about a colour on a chart's plot, from and to a share of its width."""
     return panel.frame.locator(f"[data-chart={chart}] canvas").evaluate(
-        """(canvas, color) => {
-            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        """(canvas, [color, from, to]) => {
+            const { offsetLeft: left, clientWidth: width } = canvas.parentElement.querySelector(".u-over");
+            const context = canvas.getContext("2d");
+            const { data } = context.getImageData(left + width * from, 0, width * (to - from), canvas.height);
             const wanted = [1, 3, 5].map(at => parseInt(color.slice(at, at + 2), 16));
             let count = 0;
             for (let at = 0; at < data.length; at += 4) {
@@ -78,7 +80,7 @@ def painted(panel: Panel, chart: str, color: str) -> int:
             }
             return count;
         }""",
-        color,
+        [color, *part],
     )
 
 
@@ -237,6 +239,27 @@ def test_headroom_and_update_ratio_of_other_runs_are_drawn_and_told(tmp_path, se
         expect(panel.frame.locator(".values-table thead th")).to_have_text(["Step", "Headroom", "Update ratio"])
         row = panel.frame.locator(".values-table tbody tr").first.locator("td")
         expect(row).to_have_text([re.compile("^\N{MINUS SIGN}?[0-9]+[.][0-9]+$"), re.compile(r"^0[.]00\d+$")])
+
+
+def test_no_line_of_any_run_leads_over_steps_that_a_damaged_log_lacks(tmp_path, serve, look: Look):
+    for seed, name in enumerate(("one", "two", "three")):
+        with training.Recording(tmp_path / name, length=400, seed=seed, config={"seed": seed}) as run:
+            names = training.tensor_names(1)
+            for step in (*range(100), *range(300, 400)):
+                run.step = step
+                if step % 10 == 0:
+                    run.tensors(names)
+                run.advance()
+    panel = look(serve(tmp_path))
+
+    def inked(chart: str, *part: float) -> bool:
+        return any(painted(panel, chart, color, part) for color in legend(panel).values())
+
+    for place in ({}, {"x": "time"}, {"seeds": "grouped"}):
+        with_others(panel, "one", ["two", "three"], views="loss,scale,ratio,headroom,-norm", **place)
+        for chart in ("loss", "scale", "ratio", "headroom"):
+            panel.wait_until(lambda chart=chart: inked(chart, 0, 0.25), f"the lines of {chart}")
+            assert not inked(chart, 0.3, 0.7), (chart, place)
 
 
 def test_what_is_not_finite_is_told_of_each_run_and_numbers_stand_clear_of_the_lines(tmp_path, serve, look: Look):

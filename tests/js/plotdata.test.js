@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { measuredNan, missingAfter, plotData, sampledLine, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.js";
+import { aroundGap, measuredNan, missingAfter, plotData, sampledLine, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.js";
 import { CHARTS } from "../../plugins/tensorboard_plugin_tbnum/frontend/views.js";
 import { exact } from "./series.js";
 
@@ -77,4 +77,10 @@ test("no line leads over steps that a damaged log lacks, however steps were logg
   assert.deepEqual([...missingAfter(at(tenth, tenth, 1))], [6]);
   assert.deepEqual([...missingAfter(at([0, 8, 16, 320, 328], [7, 15, 21, 327, 335], 8))], [2]);
   assert.equal(missingAfter(at([], [], 1)).size + missingAfter(at([7], [7], 1)).size, 0);
+});
+
+test("a line that was measured now and then has its gap between the values around the missing steps", () => {
+  assert.deepEqual(aroundGap([1, null, null, null, 2, null], 2), [0, 4]);
+  assert.deepEqual(aroundGap([1, 2], 0), [0, 1]);
+  assert.deepEqual(aroundGap([null, null, null], 1), [0, 2]);
 });

@@ -9,7 +9,7 @@ import { element, iconButton } from "./elements.js";
 import { counted, formatAligned, formatCount, formatScale } from "./format.js";
 import { drawEndNumbers, drawRuns, drawSkips, skipsOf } from "./overlaycanvas.js";
 import { PADDING_RIGHT } from "./plot.js";
-import { ONTO_AXIS, smoothed } from "./plotdata.js";
+import { ONTO_AXIS, missingAfter, smoothed } from "./plotdata.js";
 import { DASHES, RunColors, groupName, linesOf, shortNames, swatch } from "./runlines.js";
 import { bucketAt, lowerBound } from "./sorted.js";
 import { placesOf } from "./xaxis.js";
@@ -179,7 +179,7 @@ export class Overlay {
         first: told.first === null ? null : told.first / unit, last: told.last === null ? null : told.last / unit,
         start: unit === 1 ? start : Float64Array.from(start, (x) => x / unit),
         x: Float64Array.from(start, (x) => (told.size === 1 ? x / unit : x / unit + size / 2)),
-        of, made: new Map(),
+        of, missing: missingOf(of, told.size > 1), made: new Map(),
       };
     });
   }
@@ -421,4 +421,16 @@ export class Overlay {
     this.looked = at;
     this.callbacks.redraw();
   }
+}
+
+/**
+ * Points of a line after which steps are missing, by the steps that each stands for, whatever x is.
+ * @param {OverlayLine["of"]} of @param {boolean} reduced
+ */
+function missingOf(of, reduced) {
+  const step = Float64Array.from(of("step", "min") ?? of("step", "mean") ?? []);
+  const stepLast = Float64Array.from(of("step", "max") ?? step);
+  const { length } = step;
+  const bucketSteps = reduced ? (stepLast[length - 1] + 1 - step[0]) / length : 1;
+  return missingAfter({ exact: !reduced, bucketSteps, length, step, stepLast, line: () => null });
 }

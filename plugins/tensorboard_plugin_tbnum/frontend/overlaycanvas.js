@@ -3,7 +3,7 @@
 import { FONT, styled } from "./elements.js";
 import { lowerBound } from "./sorted.js";
 
-/** @import { ChartSpec, LineEnd, OverlayLine, OverlayPoints, Plot, Values } from "./types.js" */
+/** @import { ChartSpec, LineEnd, OverlayLine, OverlayPoints, Plot } from "./types.js" */
 
 const MOST_NUMBERED = 10; // lines in a chart; of more the numbers would not stand where their lines end
 const NUMBER_GAP = 11; // pixels from a line's end, so that a mark there leaves the number free
@@ -39,7 +39,7 @@ export function drawRuns(plot, spec, lines, points, dark, looked) {
     ctx.fillStyle = color;
     for (const { low, high, alpha } of bands) {
       ctx.globalAlpha = faded ? alpha / 5 : at === looked ? alpha : alpha * lightness;
-      for (const path of areas(line.x, low, high, from, to, px, py)) ctx.fill(path);
+      for (const path of areas(line, low, high, from, to, px, py)) ctx.fill(path);
     }
     ctx.globalAlpha = faded ? 0.22 : 1;
     ctx.strokeStyle = color;
@@ -51,6 +51,7 @@ export function drawRuns(plot, spec, lines, points, dark, looked) {
     let last = -1;
     for (let index = from; index <= to; index++) {
       const value = values[index];
+      if (line.missing.has(index - 1)) open = false;
       if (value === null) {
         if (!sparse) open = false;
         continue;
@@ -60,7 +61,7 @@ export function drawRuns(plot, spec, lines, points, dark, looked) {
       if (open) ctx.lineTo(x, y);
       else {
         ctx.moveTo(x, y);
-        if (values[index + 1] == null) ctx.lineTo(x + ratio, y); // one alone is a dot
+        if (values[index + 1] == null || line.missing.has(index)) ctx.lineTo(x + ratio, y); // one alone is a dot
       }
       open = true;
       last = index;
@@ -156,8 +157,8 @@ export function apart(ends, width, height, low, high) {
   return placed;
 }
 
-/** What lies between two rows of values, in pieces where there are gaps. @param {Values} xs @param {any} low @param {any} high @param {number} from @param {number} to @param {(x: number) => number} px @param {(y: number) => number} py */
-function areas(xs, low, high, from, to, px, py) {
+/** What lies between two rows of values, in pieces where there are gaps. @param {OverlayLine} line @param {any} low @param {any} high @param {number} from @param {number} to @param {(x: number) => number} px @param {(y: number) => number} py */
+function areas({ x: xs, missing }, low, high, from, to, px, py) {
   const paths = [];
   for (let at = from; at <= to; ) {
     if (low[at] === null || high[at] === null) {
@@ -167,7 +168,7 @@ function areas(xs, low, high, from, to, px, py) {
     const path = new Path2D();
     const start = at;
     path.moveTo(px(xs[at]), py(high[at]));
-    for (at += 1; at <= to && low[at] !== null && high[at] !== null; at++) path.lineTo(px(xs[at]), py(high[at]));
+    for (at += 1; at <= to && low[at] !== null && high[at] !== null && !missing.has(at - 1); at++) path.lineTo(px(xs[at]), py(high[at]));
     for (let back = at - 1; back >= start; back--) path.lineTo(px(xs[back]), py(low[back]));
     path.closePath();
     paths.push(path);

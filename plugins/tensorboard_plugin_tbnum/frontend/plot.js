@@ -4,6 +4,7 @@ import uPlot from "uplot";
 
 import { areaOf, drawRanges } from "./canvas.js";
 import { FONT, element } from "./elements.js";
+import { aroundGap } from "./plotdata.js";
 
 /** @import { Pane, Plot, PlotCallbacks, PlotOptions, PlotSeries } from "./types.js" */
 
@@ -95,11 +96,13 @@ function seriesOf(pane, own) {
   const stepped = uPlot.paths.stepped?.({ align: 1 });
   /** Dots where steps are far enough apart to be told from each other. @type {(plot: Plot, at: number, from: number, to: number) => boolean} */
   const showPoints = (plot, _, from, to) => own.exact() && (to - from + 1) * 9 < areaOf(plot).width;
-  /** Where no line goes, in pixels of the canvas. @type {(plot: Plot, at: number, from: number, to: number, unknown: [number, number][]) => [number, number][]} */
-  const gaps = (plot, _, from, to, unknown) => {
+  /** Where no line goes, in pixels of the canvas; one that was measured now and then leads over what is unknown. @type {(sparse: boolean | undefined) => (plot: Plot, at: number, from: number, to: number, unknown: [number, number][]) => [number, number][]} */
+  const gapsOf = (sparse) => (plot, at, from, to, unknown) => {
+    const known = sparse ? [] : unknown;
     const px = (/** @type {number} */ index) => Math.round(plot.valToPos(plot.data[0][index], "x", true));
-    const missing = [...pane.missing].filter((index) => index >= from && index < to).map((index) => /** @type {[number, number]} */ ([px(index), px(index + 1)]));
-    return missing.length ? [...unknown, ...missing].sort((a, b) => a[0] - b[0]) : unknown;
+    const missing = [...pane.missing].map((index) => (sparse ? aroundGap(plot.data[at], index) : [index, index + 1])).filter(([left, right]) => right > from && left < to)
+      .map(([left, right]) => /** @type {[number, number]} */ ([px(left), px(right)]));
+    return missing.length ? [...known, ...missing].sort((a, b) => a[0] - b[0]) : known;
   };
   /** @type {PlotSeries[]} */
   const series = [{}];
@@ -107,12 +110,13 @@ function seriesOf(pane, own) {
   for (const line of pane.spec.lines) {
     const faint = (/** @type {number} */ alpha) => () => own.color(line, alpha);
     const full = faint(1);
+    const gaps = gapsOf(line.sparse);
     const edge = { stroke: faint(0.45), width: 1, points: { show: false }, gaps };
     series.push(edge, { ...edge });
     pane.ranges.push({ line, at: series.length - 2 });
     /** @type {PlotSeries} */
     const drawn = {
-      stroke: full, width: line.width, dash: line.dash, spanGaps: line.sparse, gaps,
+      stroke: full, width: line.width, dash: line.dash, gaps,
       paths: line.stepped ? stepped : undefined,
       points: { show: line.stepped || line.dash ? false : showPoints, size: 5, filter: /** @type {any} */ (isolated), fill: full, stroke: full },
     };

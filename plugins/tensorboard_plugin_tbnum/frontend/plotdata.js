@@ -49,6 +49,14 @@ export function missingAfter({ step, stepLast, length, bucketSteps }) {
   return missing;
 }
 
+/** The points between which a line that was measured now and then has no values around a gap. @param {ArrayLike<number | null | undefined>} values @param {number} index after which steps are missing @returns {[number, number]} */
+export function aroundGap(values, index) {
+  let [left, right] = [index, index + 1];
+  while (left > 0 && values[left] == null) left -= 1;
+  while (right < values.length - 1 && values[right] == null) right += 1;
+  return [left, right];
+}
+
 /** @type {Record<Scale, (value: number) => number | null>} */
 export const ONTO_AXIS = {
   linear: (value) => (Number.isFinite(value) ? value : null),

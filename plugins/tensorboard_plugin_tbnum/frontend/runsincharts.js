@@ -55,7 +55,7 @@ export class RunsInCharts {
     }
     const columns = this.charts.panes.filter(({ spec }) => spec.id !== "tensor").map(({ spec }) => (spec.ofOptimizer ? scene.prefix : "") + spec.lines[0].column);
     this.overlay.show({
-      ...scene, others: over.filter((run) => run !== scene.current), grouped, axis, zoomed: zoom !== null, columns: [...columns, "skipped"],
+      ...scene, others: over.filter((run) => run !== scene.current), grouped, axis, zoomed: zoom !== null, columns: [...columns, "skipped", "step"],
       lets: (run) => this.list.lets(run), range: () => [this.charts.geometry.min, this.charts.geometry.max],
     });
   }

@@ -540,6 +540,8 @@ export type OverlayLine = {
   start: Values;
   x: Values;
   of: (column: string, kind: string) => Values | null;
+  /** points after which steps are missing */
+  missing: Set<number>;
   /** by chart and axis */
   made: Map<string, OverlayPoints>;
 };
