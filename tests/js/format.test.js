@@ -54,6 +54,9 @@ test("time since the start reads as a clock", () => {
   assert.equal(formatElapsed(-90), "−1:30");
   assert.equal(formatElapsed(98.5, 1), "1:38.5");
   assert.equal(formatElapsed(99.96, 1), "1:40.0");
+  assert.equal(formatElapsed(0.25), "0:00.250");
+  assert.equal(formatElapsed(-0.25), "−0:00.250");
+  assert.equal(formatElapsed(1.25), "0:01");
   assert.equal(formatAge(3599), "59 min");
 });
 
@@ -98,6 +101,9 @@ test("time ticks fall on seconds, minutes and hours, and on tenths within a seco
   assert.deepEqual(timeTicks(0, 4 * 3600, 4), [0, 3600, 7200, 10800, 14400]);
   assert.deepEqual(timeLabels(timeTicks(97.6, 99.9, 4)), ["1:38", "1:39"]);
   assert.deepEqual(timeLabels(timeTicks(97.9, 98.6, 4)), ["1:38.0", "1:38.2", "1:38.4", "1:38.6"]);
+  assert.deepEqual(timeLabels([0, 0.0002, 0.0004]), ["0:00.0000", "0:00.0002", "0:00.0004"]);
+  assert.deepEqual(timeLabels([0.5]), ["0:00.5"]);
+  assert.deepEqual(timeLabels([0]), ["0:00"]);
 });
 
 test("a log2 axis has whole exponents only", () => {

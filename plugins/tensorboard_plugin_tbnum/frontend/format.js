@@ -103,11 +103,12 @@ export function formatShare(part, whole) {
 }
 
 /**
- * Time since the start as a clock: 0:45, 12:30, 1:02:30, 2d 03:00:00; below ten seconds with the decimals asked for.
+ * Time since the start as a clock: 0:45, 12:30, 1:02:30, 2d 03:00:00; below a second 0:00.250, unless told how many decimals.
  * @param {number | null | undefined} seconds @param {number} [decimals]
  */
-export function formatElapsed(seconds, decimals = 0) {
+export function formatElapsed(seconds, decimals) {
   if (seconds == null || !Number.isFinite(seconds)) return DASH;
+  decimals ??= seconds !== 0 && Math.abs(seconds) < 1 ? 3 : 0;
   const unit = 10 ** -decimals;
   const rounded = Math.round(Math.abs(seconds) / unit) * unit;
   const whole = Math.floor(rounded + unit / 4);
@@ -120,7 +121,7 @@ export function formatElapsed(seconds, decimals = 0) {
   if (days) text = `${days}d ${two(hours)}:${two(minutes)}:${two(rest)}`;
   else if (hours) text = `${hours}:${two(minutes)}:${two(rest)}`;
   else text = `${minutes}:${two(rest)}`;
-  return (seconds < 0 && whole > 0 ? MINUS : "") + text + fraction;
+  return (seconds < 0 && rounded > 0 ? MINUS : "") + text + fraction;
 }
 
 /** How long ago in the largest fitting unit: 12 s, 3 min, 5 h, 2 days. @param {number} seconds */
@@ -256,8 +257,8 @@ export function stepLabels(ticks) {
 
 /** @param {number[]} ticks seconds */
 export function timeLabels(ticks) {
-  const increment = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : 1;
-  const decimals = increment >= 1 ? 0 : Math.min(3, Math.ceil(-Math.log10(increment) - 1e-9));
+  const increment = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : Math.min(1, Math.abs(ticks[0] ?? 1));
+  const decimals = increment >= 1 || !increment ? 0 : Math.min(6, Math.ceil(-Math.log10(increment) - 1e-9));
   return ticks.map((tick) => formatElapsed(tick, decimals));
 }
 
