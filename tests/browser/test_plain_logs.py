@@ -26,4 +26,6 @@ def test_plain_runs_say_what_is_inferred_and_what_is_unknown(tmp_path: Path, ser
     expect(card).to_contain_text("growth probe")
     panel.frame.get_by_text("plain", exact=True).click()
     expect(panel.frame.locator(".heading")).to_contain_text("skips unknown")
-    expect(panel.frame.get_by_text("--tbnum_map loss_scale=TAG")).to_be_visible()
+    expect(panel.frame.get_by_text("Nothing is known of skips")).to_contain_text("--tbnum_map loss_scale=TAG")
+    hint = "no loss scale found: name its tag with tensorboard --tbnum_map loss_scale=TAG"
+    expect(panel.frame.locator("#summary-scale")).to_contain_text(hint)

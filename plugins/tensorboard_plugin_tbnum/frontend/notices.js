@@ -7,6 +7,9 @@ import { copyButton, element } from "./elements.js";
 
 const WRAP_LINE = 'monitor = tbnum.wrap(optimizer, scaler, model=model, logdir="runs/first")';
 
+/** Views of a run that never used tbnum whose first line is found by a tag that can be named. */
+const MAPPED = new Set(["loss", "scale", "norm", "lr"]);
+
 /** @param {string} logdir @param {boolean} scanning */
 export function emptyState(logdir, scanning) {
   const folder = element("code", {}, logdir || "the logdir");
@@ -60,6 +63,7 @@ export function whyEmpty(spec, { info, nonfiniteAnswer }, { series, prefix, tens
     : has([...info.columns, ...info.derived].filter((column) => !series.line(column)));
   if (coming) return "loading …";
   if (spec.id === "loss" && nonfiniteAnswer?.step.length) return "no finite loss";
-  if (spec.id !== "loss") return `no ${spec.title.toLowerCase()} recorded here`;
-  return plain ? "no loss found: name its tag with tensorboard --tbnum_map loss=TAG" : "no loss recorded: tell it with monitor.log_loss(loss)";
+  const name = spec.title.toLowerCase();
+  if (plain && MAPPED.has(spec.id)) return `no ${name} found: name its tag with tensorboard --tbnum_map ${spec.lines[0].column}=TAG`;
+  return spec.id === "loss" ? "no loss recorded: tell it with monitor.log_loss(loss)" : `no ${name} recorded here`;
 }
