@@ -326,6 +326,39 @@ def test_a_norm_of_nan_is_marked_by_the_cross_that_its_legend_shows(shared: Tens
     assert min(arms) >= 3 and max(arms) <= 2 * min(arms), "four arms of one length"
 
 
+def test_counts_of_marks_stand_clear_of_the_names_of_their_lanes(tmp_path: Path, serve: Serve, look: Look):
+    with training.Recording(tmp_path / "run", bad=range(300), length=12_000) as run:
+        run.advance(12_000)
+    panel = look(serve(tmp_path)).open("run").drawn()
+    panel.wait_until(lambda: any(count >= 100 for _, count in panel.marks("scale_backoff")), "a count of three digits")
+    gaps = panel.frame.locator(".lane").evaluate_all(
+        "lanes => lanes.map(lane => [lane.querySelector('.mark'), lane.querySelector('.lane-label')]"
+        ".map(part => part.getBoundingClientRect())).map(([mark, name]) => mark.left - name.right)"
+    )
+    assert len(gaps) >= 2 and min(gaps) >= 3
+
+
+def test_at_a_skip_what_the_optimizer_got_is_unknown_and_a_measured_nan_is_one(
+    tmp_path: Path, serve: Serve, look: Look
+):
+    with training.Recording(tmp_path / "run", bad=[50], nan_loss=[60], length=100) as run:
+        run.advance(100)
+    panel = look(serve(tmp_path)).open("run", tensors="values").drawn()
+    over = panel.frame.locator("[data-chart=loss] .u-over")
+    width = over.evaluate("over => over.clientWidth")
+    card = panel.frame.locator(".cursor-card")
+    row = panel.frame.locator(".values-table tbody tr")
+    over.hover(position={"x": width * 50 / 99, "y": 60})
+    expect(card).to_contain_text("Gradient norm\N{INFINITY}… clipped\N{EN DASH}Threshold")
+    expect(row.nth(50).locator("td").nth(2)).to_have_text("\N{INFINITY}")
+    expect(row.nth(50).locator("td").nth(3)).to_have_text("\N{EN DASH}")
+    over.hover(position={"x": width * 60 / 99, "y": 60})
+    expect(card).to_contain_text("LossNaN")
+    expect(card).to_contain_text("Gradient normNaN")
+    expect(row.nth(60).locator("td").first).to_have_text("NaN")
+    expect(row.nth(60).locator("td").nth(2)).to_have_text("NaN")
+
+
 def test_an_empty_view_says_that_it_loads_or_how_to_fill_it(tmp_path: Path, serve: Serve, look: Look):
     with training.Recording(tmp_path / "plain", no_loss=True, length=50) as run:
         run.advance(50)

@@ -21,7 +21,7 @@ import { yLabels, yRange, yTicks } from "./yaxis.js";
 /** @import { Overlay } from "./overlay.js" */
 /** @import { ChartCallbacks, ChartSpec, Drawing, Geometry, LineSpec, Model, Pane, PaneCallbacks, Plot, Scale, SeriesLike, Views, XAxis } from "./types.js" */
 
-const GUTTER = 82;
+export const GUTTER = 94; // the names of lanes and, before the first step, half of a count of marks
 const GRIP_HEIGHT = 6;
 
 export class Charts {

@@ -1,7 +1,7 @@
 /** The panel: puts its parts together, and keeps what is shown in step with the server, the address, and what a person does. */
 
 import { Api, RouteError, Unreachable } from "./api.js";
-import { Charts } from "./charts.js";
+import { Charts, GUTTER } from "./charts.js";
 import { Cursor } from "./cursor.js";
 import { Docks, isOfTensors } from "./docks.js";
 import { element } from "./elements.js";
@@ -270,7 +270,7 @@ export class Panel {
   /** Room beside the charts for names of tensors, and a chart for the chosen one. */
   #fitTensors() {
     const wide = this.charts.root.clientWidth > 640;
-    this.charts.setTensors(this.place.dock === "heatmap" ? (wide ? 190 : 112) : 82, this.tensors.shown.name !== null);
+    this.charts.setTensors(this.place.dock === "heatmap" ? (wide ? 190 : 112) : GUTTER, this.tensors.shown.name !== null);
   }
 
   // ---- The view
