@@ -650,6 +650,19 @@ def test_a_long_record_tells_how_far_it_is_read(shared: TensorBoard, look: Look)
     panel.drawn()
 
 
+def test_a_damaged_record_tells_how_many_of_its_steps_could_be_read(tmp_path: Path, serve: Serve, look: Look):
+    with training.Recording(tmp_path / "run", length=5000) as run:
+        run.advance(5000)
+    [record] = (file for file in (tmp_path / "run").iterdir() if file.suffix == ".tbnum")
+    damaged = bytearray(record.read_bytes())
+    damaged[len(damaged) // 2] ^= 0xFF
+    record.write_bytes(damaged)
+    panel = look(serve(tmp_path)).open("run").drawn()
+    expect(panel.frame.locator(".facts-line")).to_contain_text(re.compile(r"^\d,?\d+ of 5,000 steps could be read"))
+    expect(panel.frame.get_by_role("option")).to_contain_text("5k steps")
+    expect(panel.frame.locator(".problems summary")).to_contain_text("could not be read; what is sound is shown")
+
+
 def test_a_front_end_that_was_not_built_says_how_to_build_it(shared: TensorBoard, look: Look):
     panel = look(shared)
     entry = plugin.NOT_BUILT.replace("REASON", '"missing: index.js. Run `make frontend`"')

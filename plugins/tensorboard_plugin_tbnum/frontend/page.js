@@ -2,7 +2,7 @@
 
 import { button, copyButton, element } from "./elements.js";
 import { skipSummary } from "./events.js";
-import { counted, formatElapsed, formatScaleShort, isPlain, runTitle, statusOf } from "./format.js";
+import { counted, formatCount, formatElapsed, formatScaleShort, isPlain, runTitle, statusOf } from "./format.js";
 import { CHARTS, firstViews } from "./views.js";
 
 /** @import { Series } from "./api.js" */
@@ -209,7 +209,8 @@ export class Page {
 
 /** A run in a line. @param {RunRow} row @param {Loaded} loaded */
 function factsOf(row, { overview: { header: { steps } }, eventsAnswer, info }) {
-  const facts = [counted(steps, "step")];
+  const written = info.problems.length ? row.steps ?? 0 : 0; // as its writers counted; the list of runs tells these
+  const facts = [steps < written ? `${formatCount(steps)} of ${counted(written, "step")} could be read` : counted(steps, "step")];
   if (eventsAnswer) facts.push(skipSummary(eventsAnswer.events, steps, info.columns.includes("skipped")));
   if (isPlain(row)) facts.unshift("inferred from TensorBoard scalars");
   if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
