@@ -8,13 +8,12 @@ view starts or how far a run has come: a chart that is drawn anew with every pol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from tbnum.log import schema
-from tbnum.log.schema import lr_columns
+from tbnum.log.schema import lr_columns, measured
 
 __all__ = [
     "Buckets",
@@ -184,14 +183,6 @@ def nonfinite(values: np.ndarray, lo: int, hi: int, measured: np.ndarray | None 
     if measured is not None:
         found |= np.isnan(part) & measured[lo:hi]
     return np.flatnonzero(found) + lo
-
-
-def measured(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """(S,) bool, as `schema.measured`, but nowhere at a skip for what the optimizer got: it got nothing there."""
-    known = schema.measured(name, columns)
-    prefix, slash, base = name.rpartition("/")
-    skipped = columns.get(prefix + slash + "skipped")
-    return known if known is None or skipped is None or base != "grad_norm_clipped" else known & ~skipped.astype(bool)
 
 
 def wide_columns(names: Iterable[str]) -> set[str]:

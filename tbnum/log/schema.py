@@ -394,7 +394,7 @@ def measured(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """(S,) bool: where a NaN in column `name` was measured. None: nowhere, each NaN of it is an unknown value.
 
     A loss was measured where `micro_batches >= 1`, a gradient norm where the `nonfinite_tensors` of the same optimizer
-    is known, and a column of plain scalars where it was logged.
+    is known, and a column of plain scalars where it was logged. What the optimizer got is unknown at a skip: nothing.
     """
     if name + LOGGED in columns:
         return columns[name + LOGGED].astype(bool)
@@ -405,7 +405,9 @@ def measured(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
             return there
     witness = prefix + slash + "nonfinite_tensors"
     if base in ("grad_norm", "grad_norm_clipped") and witness in columns:
-        return ~np.isnan(columns[witness])
+        known = ~np.isnan(columns[witness])
+        skipped = columns.get(prefix + slash + "skipped")
+        return known if base == "grad_norm" or skipped is None else known & ~skipped.astype(bool)
     return None
 
 
