@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,16 @@ def tmp_path(tmp_path: Path) -> Path:
     inner = tmp_path / "runs"
     inner.mkdir()
     return inner
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_of_another_test() -> Iterator[None]:
+    """Accelerate keeps its state in the process, whoever made an Accelerator there: a Trainer, a page of the docs."""
+    yield
+    accelerate = sys.modules.get("accelerate.state")  # most tests need none, and it takes seconds to load
+    if accelerate is not None:
+        for state in (accelerate.AcceleratorState, accelerate.GradientState, accelerate.PartialState):
+            state._reset_state()
 
 
 @pytest.fixture(scope="session")

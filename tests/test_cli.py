@@ -582,7 +582,13 @@ def test_tail_ends_with_ctrl_c(tmp_path: Path):
     recorder = Recorder(tmp_path)
     recorder.step()
     recorder.log.flush()
-    process = subprocess.Popen(command("tail", tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command("tail", tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
+    )
     assert process.stdout is not None
     try:
         assert process.stdout.readline().startswith("step 0")

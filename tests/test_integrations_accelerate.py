@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tests.loops import Half, batches, train
 
 accelerate = pytest.importorskip("accelerate")
 
-from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+from accelerate.state import AcceleratorState  # noqa: E402
 
 from tbnum.integrations.accelerate import STATE_FILE, wrap  # noqa: E402
 
@@ -32,14 +32,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, ACCUMULATE, MAX_NORM = 12, 2, 0.5
 GOOD = batches(STEPS * ACCUMULATE)
 DATA = batches(STEPS * ACCUMULATE, bad=[9])  # overflows, and only a scaler lives with that
-
-
-@pytest.fixture(autouse=True)
-def an_accelerator_of_its_own() -> Iterator[None]:
-    """Accelerate keeps its state in the process; the next test is not to find it."""
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 class Loop:

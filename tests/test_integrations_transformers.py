@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ import tbnum
 
 transformers = pytest.importorskip("transformers")
 
-from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
-
 from tbnum.integrations.accelerate import check_supported  # noqa: E402
 from tbnum.integrations.transformers import NumericsCallback  # noqa: E402
 
@@ -39,14 +37,6 @@ TOKENS = torch.randint(64, (STEPS * ACCUMULATE * SIZE, 8), generator=torch.Gener
 
 SAVED_AT = 4
 SAVING = {"save_strategy": "steps", "save_steps": SAVED_AT, "save_total_limit": None}
-
-
-@pytest.fixture(autouse=True)
-def an_accelerator_of_its_own() -> Iterator[None]:
-    """Accelerate keeps its state in the process; the next test is not to find it."""
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 class Model(nn.Module):
