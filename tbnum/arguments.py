@@ -94,11 +94,9 @@ def checked_modules(model: Any, optimizers: Mapping[str, torch.optim.Optimizer])
             raise TypeError(f"a model's name must be a text, since it begins the names of its tensors: {name!r}.")
         if not isinstance(module, nn.Module):
             what = f"model[{name!r}]" if name else "model"
-            hint = "several models go into a mapping, {'name': model, ...}."
-            raise TypeError(
-                f"{what} is {type(module).__name__} ({module!r:.80}), not a torch.nn.Module"
-                + (f"; {hint}" if isinstance(module, (list, tuple)) else ".")
-            )
+            several = isinstance(module, (list, tuple))
+            hint = "; several models go into a mapping, {'name': model, ...}" if several else ""
+            raise TypeError(f"{what} is {type(module).__name__} ({module!r:.80}), not a torch.nn.Module{hint}.")
     trained = {id(each) for optimizer in optimizers.values() for each in parameters_of(optimizer)}
     if not any(id(parameter) in trained for module in modules.values() for parameter in module.parameters()):
         kinds = ", ".join(type(module).__name__ for module in modules.values())

@@ -687,18 +687,20 @@ class _SessionFile:
         return float(self.described()["start_time"])
 
     def course(self) -> Course:
-        named, steps = parse_name(self.path.name), self.steps.views()
-        step = steps["step"]
-        wall_time = steps.get("wall_time", np.full(len(step), np.nan))
+        named, (step, wall_time) = parse_name(self.path.name), self._clock()
         first_step = 0 if self.start is None else self.start
         return Course(self.path.name, named.host, named.process, self.start_time, first_step, step, wall_time)
 
+    def _clock(self) -> tuple[np.ndarray, np.ndarray]:
+        """The steps (S,), and when each closed; NaN where the log does not tell."""
+        steps = self.steps.views()
+        return steps["step"], steps.get("wall_time", np.full(self.steps.count, np.nan))
+
     def as_rank_record(self, anew: _ReadAnew) -> RankRecord:
-        ended, steps = self.meta.get("ended"), self.steps.views()
-        step, wall_time = steps["step"], steps.get("wall_time", np.full(len(steps["step"]), np.nan))
+        ended, (step, wall_time) = self.meta.get("ended"), self._clock()
         return RankRecord(
             self.meta,
-            _ColumnsAnew(anew, self.path, self._kept) if self._released else steps,
+            _ColumnsAnew(anew, self.path, self._kept) if self._released else self.steps.views(),
             self.events,
             ended if isinstance(ended, str) else None,
             int(step[-1]) if len(step) else -1,

@@ -51,6 +51,16 @@ class _Clip:
                 for observer in _seam.observers()
             ]
 
+    def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        _thread.clip = self
+        try:
+            return original(*args, **kwargs)
+        except BaseException:
+            self.begins()  # a norm that is not finite can be refused (`error_if_nonfinite`): see what was to be clipped
+            raise
+        finally:
+            _thread.clip = None
+
     def ended(self, total_norm: Any) -> None:
         known = total_norm if isinstance(total_norm, Tensor) else None
         for observer, names in self.touched or ():
@@ -109,14 +119,7 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         clip = _Clip(parameters, max_norm, is_2_norm=is_2_norm)
         if not takes_norms_first:
             clip.begins()
-        _thread.clip = clip
-        try:
-            result = original(*bound.args, **bound.kwargs)
-        except BaseException:
-            clip.begins()  # a norm that is not finite can be refused (`error_if_nonfinite`): see what was to be clipped
-            raise
-        finally:
-            _thread.clip = None
+        result = clip.run(original, *bound.args, **bound.kwargs)
         clip.ended(bound.arguments["total_norm"] if name == _BY_GIVEN_NORM else result)
         return result
 
@@ -132,11 +135,7 @@ def _seen_of_fsdp1(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(model, max_norm, norm_type, *args, **kwargs)
         clip = _Clip(list(model.parameters()), float(max_norm), is_2_norm=norm_type == 2)
         clip.begins()
-        _thread.clip = clip
-        try:
-            result = original(model, max_norm, norm_type, *args, **kwargs)
-        finally:
-            _thread.clip = None
+        result = clip.run(original, model, max_norm, norm_type, *args, **kwargs)
         clip.ended(result)
         return result
 
