@@ -8,7 +8,8 @@
 # make clean      removes what these made, but no runs
 #
 # Each does its own set-up in .venv/ and node_modules/. They need Python >= 3.10, make and package registries.
-# pip's own settings are heard: PIP_EXTRA_INDEX_URL for a CPU-only torch, say. Another Python: make test PYTHON=python3.12
+# pip's settings apply. Without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves gigabytes.
+# Another Python: make test PYTHON=python3.12
 
 MAKEFLAGS += --no-print-directory
 VENV := .venv
@@ -77,7 +78,7 @@ frontend: $(VENV)/node
 	@python setup.py --quiet build_frontend
 
 clean:
-	rm -rf $(VENV) node_modules build dist site .cache *.egg-info plugins/tensorboard_plugin_tbnum/static
+	rm -rf $(VENV) .editable node_modules build dist site .cache *.egg-info plugins/tensorboard_plugin_tbnum/static
 	rm -rf .pytest_cache .ruff_cache .mypy_cache test-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

