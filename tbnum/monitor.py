@@ -30,15 +30,16 @@ from tbnum.arguments import (
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
+from tbnum.observe.activations import ActivationWatch
 from tbnum.observe.backward import observe_backward
 from tbnum.observe.caller import warn
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
-from tbnum.observe.modules import ActivationWatch, Sentinels
 from tbnum.observe.optimizer import observe_optimizer
 from tbnum.observe.replay import Origin, replay
 from tbnum.observe.rewind import StepStarts
+from tbnum.observe.sentinels import Sentinels
 from tbnum.observe.shards import Layouts
 from tbnum.observe.steps import StepObserver
 from tbnum.observe.transfer import hold

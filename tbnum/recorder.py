@@ -39,7 +39,8 @@ from tbnum.observe.shards import Layout, Parts
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from tbnum.observe.modules import ActivationWatch, Sentinels
+    from tbnum.observe.activations import ActivationWatch
+from tbnum.observe.sentinels import Sentinels
 
 __all__ = ["Recorder"]
 

@@ -19,8 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tbnum.measure.extremes import extremes, readable
 from tbnum.observe import transfer
-from tbnum.observe.modules import ActivationWatch, Sentinels, tensors_in
+from tbnum.observe.activations import ActivationWatch
+from tbnum.observe.module_calls import tensors_in
 from tbnum.observe.names import named_modules
+from tbnum.observe.sentinels import Sentinels
 from tests.loops import Half, batches, train
 from tests.planted import HalfLinear, Log, LogWhere, Louder, Net
 from tests.test_transfer import SlowDevice
@@ -383,7 +385,7 @@ def test_trouble_of_their_own_is_told_once_and_training_goes_on(monkeypatch: pyt
     def broken(*arguments: Any) -> Any:
         raise KeyError("broken")
 
-    monkeypatch.setattr("tbnum.observe.modules.readable", broken)
+    monkeypatch.setattr("tbnum.observe.sentinels.readable", broken)
     model = net()
     sentinels = Sentinels({"": model})
     sentinels.arm(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["extremes", "largest_finite", "readable"]
+__all__ = ["extremes", "largest_finite", "limit_of", "readable"]
 
 
 def readable(tensor: Tensor) -> Tensor | None:
@@ -46,3 +46,8 @@ def largest_finite(values: Tensor) -> Tensor:
     magnitudes = values.abs().nan_to_num_(nan=-1.0, posinf=-1.0)
     _, largest = torch.aminmax(magnitudes)  # amax takes four times as long on a CPU
     return largest.masked_fill(largest < 0, float("nan"))
+
+
+def limit_of(dtype: torch.dtype) -> float:
+    """The largest finite number of a floating-point or complex type."""
+    return float(torch.finfo(dtype).max)

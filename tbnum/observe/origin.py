@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import operator
 import sys
 import threading
@@ -22,23 +21,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from tbnum.measure.extremes import extremes, readable
-from tbnum.observe.modules import Call, ModuleHooks, tensors_in
+from tbnum.observe.module_calls import Call, ModuleHooks
 from tbnum.observe.names import named_modules
+from tbnum.observe.nonfinite import Nonfinite, Operations, look_at
 
-__all__ = ["Cause", "Nonfinite", "WatchedRun"]
-
-
-@dataclass(frozen=True)
-class Nonfinite:
-    """What there is to say about a tensor that is not finite."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    largest: float | None  # finite magnitude; None where no element is finite
-    kind: Literal["NaN", "inf", "-inf"]
+__all__ = ["Cause", "WatchedRun"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +111,7 @@ class WatchedRun:
         self._gradient: _Gradient | None = None
         self._arrived: Call | None = None  # whose output's gradient was not finite when it came from outside
         self._leaves: dict[int, Tensor] = {}
-        self._operations: tuple[Call, _Operations] | None = None  # that are watched, and in which call
+        self._operations: tuple[Call, Operations] | None = None  # that are watched, and in which call
         self.operation: tuple[str, Nonfinite] | None = None
         self.backwards = 0
         self.largest_gradient = 0.0
@@ -137,7 +125,7 @@ class WatchedRun:
             self._backward_begins(outputs)
             if self._look_into is None or self._look_into.phase != "backward" or self.operation is not None:
                 return engine(outputs, *args, **kwargs)
-            with _Operations(in_node=self._look_into.operation) as operations:
+            with Operations(in_node=self._look_into.operation) as operations:
                 result = engine(outputs, *args, **kwargs)
             self.operation = operations.found
             return result
@@ -169,7 +157,7 @@ class WatchedRun:
             if isinstance(seen, float):
                 inputs.largest = max(inputs.largest, seen)
         if self._look_into is not None and self._look_into.call == inputs.place and call.graph_task == -1:
-            self._operations = (call, _Operations())
+            self._operations = (call, Operations())
             self._operations[1].__enter__()
 
     def _returned(self, call: Call, tensors: list[Tensor]) -> None:
@@ -186,7 +174,7 @@ class WatchedRun:
             self.operation = operations.found
 
     def _pass(self, call: Call, place: Literal["input", "output"], tensor: Tensor) -> float | Nonfinite | None:
-        seen = _look_at(tensor)
+        seen = look_at(tensor)
         if isinstance(seen, Nonfinite) and seen.kind == "-inf" and not tensor.requires_grad:
             return None  # a mask: it is meant to be so
         node: Any = tensor.grad_fn
@@ -224,7 +212,7 @@ class WatchedRun:
         outermost = torch._C._current_graph_task_id() == -1
         self.backwards += outermost
         for root, output in zip(roots, outputs, strict=True):
-            seen = _look_at(output) if isinstance(output, Tensor) else None
+            seen = look_at(output) if isinstance(output, Tensor) else None
             if isinstance(seen, Nonfinite) and outermost:
                 self._loss = self._loss or (seen, None if root[0] is None else root[0].name())
                 self._behind_loss += self._behind(root)
@@ -286,13 +274,13 @@ class WatchedRun:
         if not self._running:
             return
         for at, gradient in enumerate(put_out):
-            seen = None if gradient is None else _look_at(gradient)
+            seen = None if gradient is None else look_at(gradient)
             if isinstance(seen, float) and seen > self.largest_gradient:
                 self.largest_gradient, self.largest_gradient_at = seen, None if call is None else call.module
             if not isinstance(seen, Nonfinite):
                 continue
             if self._gradient is None:
-                finite = not any(isinstance(_look_at(each), Nonfinite) for each in received if each is not None)
+                finite = not any(isinstance(look_at(each), Nonfinite) for each in received if each is not None)
                 self._gradient = _Gradient(call, node, seen, finite)
             if call is None and self._arrived is None and at < len(owners):
                 self._arrived = owners[at]
@@ -305,7 +293,7 @@ class WatchedRun:
         if self._loss is not None:
             return self._forward_cause(*self._loss)
         gradients = [(leaf, leaf.grad) for leaf in self._leaves.values() if leaf.grad is not None]
-        bad = [(leaf, seen) for leaf, each in gradients if isinstance(seen := _look_at(each), Nonfinite)]
+        bad = [(leaf, seen) for leaf, each in gradients if isinstance(seen := look_at(each), Nonfinite)]
         if not bad and (gradients or self._gradient is None):
             return Cause("none")
         found = self._gradient
@@ -365,57 +353,6 @@ class WatchedRun:
             if any(parameter is leaf for parameter in module.parameters(recurse=False)):
                 return name
         return None
-
-
-class _Operations(TorchDispatchMode):
-    """Watches operations for the first that makes something non-finite of finite tensors and numbers."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, in_node: str | None = None) -> None:
-        super().__init__()
-        self._in_node = in_node  # of the autograd graph, where only operations of its backward count
-        self.found: tuple[str, Nonfinite] | None = None
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self._in_node is not None:
-            node = torch._C._current_autograd_node()
-            if node is None or node.name() != self._in_node:
-                return function(*args, **kwargs)
-        changes_its_input = function._schema.is_mutable if isinstance(function, torch._ops.OpOverload) else True
-        finite = None if self.found or not changes_its_input else _all_finite((args, kwargs))
-        result = function(*args, **kwargs)
-        if self.found is None and "empty" not in str(function):  # memory that nothing was written to yet
-            bad = next((seen for each in tensors_in(result) if isinstance(seen := _look_at(each), Nonfinite)), None)
-            if bad is not None and (_all_finite((args, kwargs)) if finite is None else finite):
-                name = function._schema.name if isinstance(function, torch._ops.OpOverload) else str(function)
-                self.found = (name.removeprefix("aten::"), bad)
-        return result
-
-
-def _all_finite(values: Any) -> bool:
-    """Of tensors and numbers: a fill with -inf is meant to give -inf."""
-    if isinstance(values, float):
-        return math.isfinite(values)
-    if isinstance(values, Tensor):
-        return not isinstance(_look_at(values), Nonfinite)
-    if isinstance(values, Mapping):
-        values = list(values.values())
-    return all(map(_all_finite, values)) if isinstance(values, (tuple, list)) else True
-
-
-def _look_at(tensor: Tensor) -> float | Nonfinite | None:
-    """The largest magnitude, or what there is to say where it is not finite; None where there is nothing to read."""
-    with torch.no_grad():
-        values = readable(tensor)
-        if values is None:
-            return None
-        low, high, largest = extremes(values).tolist()
-    if math.isfinite(low) and math.isfinite(high):
-        return float(largest)
-    kind: Literal["NaN", "inf", "-inf"] = "NaN" if math.isnan(high) else "inf" if high == math.inf else "-inf"
-    return Nonfinite(tuple(tensor.shape), tensor.dtype, None if math.isnan(largest) else float(largest), kind)
 
 
 def _is_leaf(node: Any) -> bool:

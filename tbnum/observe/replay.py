@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tbnum.observe.modules import limit_of
+from tbnum.measure.extremes import limit_of
 from tbnum.observe.names import named_modules, named_parameters
 from tbnum.observe.origin import Cause, WatchedRun
 from tbnum.observe.ranks import rank_and_world_size

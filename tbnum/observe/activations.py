@@ -1,0 +1,142 @@
+"""Measures what modules put out, and the gradients with respect to it, at chosen steps."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tbnum.measure.extremes import readable
+from tbnum.observe.module_calls import Call
+from tbnum.observe.module_watch import ModuleWatch
+from tbnum.observe.transfer import Transfer
+from tbnum.observe.watcher import harmless
+
+__all__ = ["ActivationWatch", "Activations"]
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What modules put out in one step, and the gradients with respect to it.
+
+    `names` are those of `ActivationWatch.names`. `values` has `absmax` (the largest magnitude; inf or NaN where an
+    element is), `norm` (2-norm) and `zero_share`, each (N,) float64; NaN where the module was not called, or its
+    output took no gradient. Gradients are as they flow, multiplied by the loss scale.
+    """
+
+    step: int
+    names: tuple[str, ...]
+    values: dict[str, np.ndarray]
+
+
+class ActivationWatch(ModuleWatch):
+    """Measures outputs of modules, and gradients with respect to them, at every `interval`-th step.
+
+    Several calls in a step, and several tensors in one output, count together. A module that is called again by
+    checkpointing counts once; one in evaluation mode without gradients (a teacher, a validation) does not.
+
+    Costs, at those steps alone, three passes over each output and gradient, and one packed copy a step; no host sync.
+
+    Args:
+        patterns: True for every module, or names of modules, with `*` and `?` as in file names.
+
+    Raises:
+        ValueError: a pattern that no module's name fits, an interval below 1.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], patterns: bool | Sequence[str], interval: int) -> None:
+        super().__init__(models)
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+            raise ValueError(f"interval is {interval!r}; it must be a whole number of steps, at least 1.")
+        self._interval = interval
+        self._chosen = _chosen([name for name, _ in self._modules()], patterns)
+        self.names = tuple(_label(name, what) for name in self._chosen for what in ("output", "gradient"))
+        self._place = {name: at for at, name in enumerate(self.names)}
+        self._step: int | None = None
+        self._seen: list[tuple[int, int]] = []  # place in `names`, number of elements
+        self._measured: list[Tensor] = []
+        self._landing: deque[tuple[int, list[tuple[int, int]], Transfer]] = deque()
+
+    def step_begins(self, step: int) -> None:
+        """The step before has closed; `step` is watched if it is its turn. To be called between any two steps."""
+        if self._step is not None:
+            if self._seen:
+                self._landing.append((self._step, self._seen, Transfer(self._measured)))
+            self.stop()
+        if step % self._interval == 0:
+            self._step = step
+            chosen = set(self._chosen)
+            self._hooks.attach([(name, module) for name, module in self._modules() if name in chosen])
+
+    def stop(self) -> None:
+        """Take every hook off; what was seen of a step that has not closed is dropped."""
+        self._detach()
+        self._step = None
+        self._seen, self._measured = [], []
+
+    def landed(self, wait: bool = False) -> list[Activations]:
+        """Of the steps whose values have landed since the last call, in order. With `wait`, of all."""
+        found = []
+        while self._landing and (wait or self._landing[0][2].ready()):
+            step, seen, transfer = self._landing.popleft()
+            found.append(Activations(step, self.names, _combined(len(self.names), seen, transfer.arrays())))
+        return found
+
+    def _called(self, call: Call, inputs: list[Tensor]) -> None:
+        pass
+
+    @harmless
+    def _returned(self, call: Call, outputs: list[Tensor]) -> None:
+        for tensor in outputs:
+            if call.counts:
+                self._measure(_label(call.module, "output"), tensor)
+            self._on_gradient(tensor, functools.partial(self._measure, _label(call.module, "gradient")))
+
+    @harmless
+    def _measure(self, name: str, tensor: Tensor) -> None:
+        values = readable(tensor)
+        if values is None:
+            return
+        wide = torch.float64 if values.dtype is torch.float64 else torch.float32
+        low, high = torch.aminmax(values)
+        norm = torch.linalg.vector_norm(values, dtype=wide)
+        nonzero = torch.count_nonzero(values)  # NaN counts
+        self._measured.append(torch.stack([each.to(wide) for each in (torch.maximum(low.neg(), high), norm, nonzero)]))
+        self._seen.append((self._place[name], tensor.numel() * (2 if tensor.is_complex() else 1)))
+
+
+def _label(module: str, what: str) -> str:
+    return f"{module}/{what}" if module else what  # the model itself has no name
+
+
+def _chosen(names: Sequence[str], patterns: bool | Sequence[str]) -> list[str]:
+    names = list(dict.fromkeys(names))
+    if patterns is True:
+        return names
+    is_list = isinstance(patterns, Sequence) and not isinstance(patterns, (str, bytes))
+    if isinstance(patterns, bool) or not is_list or not all(isinstance(each, str) for each in patterns):
+        raise ValueError(f"activations is {patterns!r}; it takes True, or a list of module names and patterns.")
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(repr(name) for name in names[:8] if name)  # the model itself has none
+            raise ValueError(f"no module's name fits {pattern!r}; the names begin with {some}.")
+    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _combined(places: int, seen: Sequence[tuple[int, int]], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    absmax, squares, nonzero, elements = (np.zeros(places) for _ in range(4))
+    for (at, count), (its_absmax, its_norm, its_nonzero) in zip(seen, rows, strict=True):
+        absmax[at] = np.maximum(absmax[at], its_absmax)  # NaN stays
+        squares[at] += float(its_norm) ** 2
+        nonzero[at] += its_nonzero
+        elements[at] += count
+    elements[elements == 0] = math.nan  # unseen
+    known = 0 * elements
+    return {"absmax": absmax + known, "norm": np.sqrt(squares) + known, "zero_share": 1 - nonzero / elements}
