@@ -26,7 +26,7 @@ from tbnum._version import __version__
 from tbnum.explain import Finding, explain_run
 from tbnum.explain.finding import OF_THE_RUN, steps_of
 from tbnum.explain.findings import skipped_steps
-from tbnum.explain.record import attempts, is_plain
+from tbnum.explain.record import attempts, is_scalar_log
 from tbnum.explain.summary import step_count, worth_reading
 from tbnum.explain.words import count_text, number_text, scale_text, share_text, terminal_text
 from tbnum.export import JSON_VERSION, write_json
@@ -309,7 +309,7 @@ def _check(arguments: argparse.Namespace) -> int:
                 "steps": total,
                 "attempts": attempts(report.record),
                 "skipped_steps": skipped,
-                "inferred": is_plain(report.record),
+                "inferred": is_scalar_log(report.record),
                 "findings": found,
             }
         )
@@ -352,7 +352,7 @@ _SKIPS_UNKNOWN = Finding(
     "max_skip_rate",
     "error",
     "The share of skipped steps is unknown",
-    "The run was read from plain TensorBoard scalars, and none of them is a loss scale.",
+    "The run was read from a TensorBoard scalar log, which has no loss scale.",
     "Log the loss scale, or give its tag with --map loss_scale=TAG; or check without --max-skip-rate.",
     OF_THE_RUN,
 )

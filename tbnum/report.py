@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tbnum.explain import CAUSES, Finding, NextOverflow, findings, next_overflow
-from tbnum.explain.record import Part, Record, attempts, is_plain
+from tbnum.explain.record import Part, Record, attempts, is_scalar_log
 from tbnum.explain.summary import group_events, summarize, worth_reading
 from tbnum.explain.words import (
     clock_text,
@@ -29,7 +29,7 @@ from tbnum.log.files import RemotePath
 from tbnum.log.reader import Run
 from tbnum.log.schema import Event
 
-__all__ = ["EVENTS_SHOWN", "Report", "plain_source", "print_event", "print_finding", "print_report"]
+__all__ = ["EVENTS_SHOWN", "Report", "print_event", "print_finding", "print_report", "scalar_source"]
 
 WIDTH = 100
 EVENTS_SHOWN = 20
@@ -93,8 +93,8 @@ class Report:
             ("steps", f"{summary['steps']:,}  ({summary['first_step']} to {summary['last_step']})"),
             ("skipped", self._skipped_text(skipped)),
         ]
-        if is_plain(self.record):
-            rows.insert(0, ("source", plain_source(self.run.meta)))
+        if is_scalar_log(self.record):
+            rows.insert(0, ("source", scalar_source(self.run.meta)))
         if loss := summary["loss"]:
             text = f"first {number_text(loss['first'])}   last {number_text(loss['last'])}"
             if loss["best"] is not None:
@@ -140,7 +140,7 @@ class Report:
         }
 
 
-def plain_source(meta: Mapping[str, Any]) -> str:
+def scalar_source(meta: Mapping[str, Any]) -> str:
     """Where a run that never used tbnum was read from, and how much its log can tell."""
     whose = f" of {meta['system']}" if meta["system"] else ""
     every = "every step" if meta["every"] == 1 else f"one step of {meta['every']:,}"

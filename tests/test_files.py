@@ -89,7 +89,7 @@ def test_a_log_that_grows_behind_a_url_is_followed(tmp_path, memory):
     assert run.totals.ended == "closed"
 
 
-def test_plain_scalars_behind_a_url_are_read_too(tmp_path, memory):
+def test_a_scalar_log_behind_a_url_is_read_too(tmp_path, memory):
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(tmp_path / "meg")) as log:

@@ -77,7 +77,7 @@ def _milliseconds(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _updates(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """So far, the step's own included. A skipped step has the number of the one before it."""
-    updates = column_of("updates", columns, {})  # plain scalars have their own: every k-th step may be there alone
+    updates = column_of("updates", columns, {})  # a scalar log has its own: every k-th step may be there alone
     return np.arange(1, len(columns["step"]) + 1) if updates is None else np.minimum(updates, FARTHEST).astype(np.int64)
 
 

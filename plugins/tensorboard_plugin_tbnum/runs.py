@@ -25,9 +25,9 @@ from tbnum.explain.finding import OF_THE_RUN, Finding
 from tbnum.explain.repeats import seed_of, setting
 from tbnum.log.files import Place, RemotePath, is_url
 from tbnum.log.logdir import find_runs
-from tbnum.log.plain import Glance, PlainRun, missing_tag
 from tbnum.log.ranks import Ranks
 from tbnum.log.reader import Run, Totals, session_metas
+from tbnum.log.scalar_log import Peek, ScalarRun, missing_tag
 from tbnum.log.schema import Event
 from tbnum.log.tensors_reader import Histograms, Tensors
 from tensorboard_plugin_tbnum.cells import CellCache
@@ -54,7 +54,7 @@ EVENT_BYTES = 2_000
 """What an event takes in memory, with its explanation. Roughly."""
 
 POINT_BYTES = 24
-"""What a point of plain scalars takes besides the columns, as more may come that supersedes it."""
+"""What a point of a scalar log takes besides the columns, as more may come that supersedes it."""
 
 Explain = Callable[["Recorded"], Sequence[Event]]
 """The events of a run with their causes."""
@@ -91,7 +91,7 @@ class Row:
     setting: str | None = None
     """Equal for runs that differ in nothing but the seed; None until the head of its files was looked at."""
     source: str = "tbnum"
-    """"tensorboard" where the run was read from plain scalars: what it says of skips is inferred."""
+    """"tensorboard" where the run was read from a scalar log: what it says of skips is inferred."""
     steps_read: int | None = None
     """How many of its steps were read so far, while they are read for the first time; None at all other times."""
 
@@ -227,7 +227,7 @@ class RunTable:
         self._find_all = find
         self._tags = dict(tags or {})  # by column, of runs that never used tbnum
         self._sizes: dict[str, Sequence[tuple[str, int]]] = {}  # of files behind URLs, as last listed
-        self._glances: dict[Place, Glance] = {}  # of their folders, and of those without anything to show
+        self._peeks: dict[Place, Peek] = {}  # of their folders, and of those without anything to show
         self._budget_bytes = budget_bytes
         # Versions of this process differ from those of one before, whose answers a browser may still hold.
         self._salt = secrets.token_hex(4)
@@ -291,7 +291,7 @@ class RunTable:
                 entry.derived, entry.derived_of = {}, version
             entry.bytes += entry.cells.nbytes + sum(values.nbytes for values in list(entry.derived.values()))
             derived = entry.derived
-            if entry.glance is not None:
+            if entry.peek is not None:
                 entry.counted = run.totals
                 entry.bytes += POINT_BYTES * sum(values.size for values in steps.values())
             entry.used = time.monotonic()
@@ -339,7 +339,7 @@ class RunTable:
     def sessions(self, name: str) -> Sequence[Mapping[str, Any]]:
         """What each session of a run told of itself when it began, oldest first. Reads no step: 0.1 ms a session."""
         entry = self._find(name)
-        if entry.glance is not None:
+        if entry.peek is not None:
             meta = self.snapshot(name).meta
             return [{key: meta[key] for key in ("source", "system", "tags", "every", "x", "scaler") if key in meta}]
         return session_metas(entry.folder) or list(self.snapshot(name).meta["sessions"])
@@ -396,20 +396,20 @@ class RunTable:
         """Looks through the folders once. Some 150 us a run."""
         found: dict[str, Place] = {}
         errors: dict[str, str] = {}
-        plain: dict[str, Place] = {}
+        scalar_logs: dict[str, Place] = {}
         sizes: dict[str, Sequence[tuple[str, int]]] = {}
         for root in self._roots:
-            _search(root, found, plain, sizes, errors)
+            _search(root, found, scalar_logs, sizes, errors)
         unchanged = {name for name, listed in sizes.items() if self._sizes.get(name) == listed}
-        known = {folder: self._glances.get(folder) or Glance(folder, self._tags) for folder in plain.values()}
-        self._glances = known
+        known = {folder: self._peeks.get(folder) or Peek(folder, self._tags) for folder in scalar_logs.values()}
+        self._peeks = known
 
-        def recognised() -> dict[str, Glance]:
-            return {name: known[folder] for name, folder in plain.items() if known[folder].recognised}
+        def recognised() -> dict[str, Peek]:
+            return {name: known[folder] for name, folder in scalar_logs.items() if known[folder].recognised}
 
         self._list(found, recognised(), errors)
         listed = time.monotonic()
-        for name, folder in plain.items():
+        for name, folder in scalar_logs.items():
             if name in unchanged:
                 continue
             if time.monotonic() - listed > FRESH_SECONDS:  # many of them: those that were looked at are shown
@@ -422,7 +422,7 @@ class RunTable:
                 errors[str(folder)] = f"could not be read ({type(error).__name__}: {error})"
         entries = self._list(found, recognised(), errors)
         if self._tags:
-            there = frozenset().union(*(glance.look().tags for glance in known.values()))
+            there = frozenset().union(*(peek.look().tags for peek in known.values()))
             missing = [missing_tag(column, tag, there) for column, tag in self._tags.items() if tag not in there]
             errors |= {"--tbnum_map": "; ".join(missing)} if missing else {}
         for entry in entries:
@@ -430,7 +430,7 @@ class RunTable:
                 continue
             try:
                 entry.totals = _newest(entry.counted, entry.closed.totals)
-                if entry.glance is None and entry.setting is None and (metas := session_metas(entry.folder)):
+                if entry.peek is None and entry.setting is None and (metas := session_metas(entry.folder)):
                     entry.optimizers = _optimizers(metas) or None
                     entry.seed, entry.setting = seed_of(metas[0]), setting(metas[0])
             except Exception as error:
@@ -441,18 +441,20 @@ class RunTable:
         self._sizes = sizes
         self._ready.set()
 
-    def _list(self, found: Mapping[str, Place], plain: Mapping[str, Glance], errors: Mapping[str, str]) -> list[_Entry]:
-        """Takes the runs that were found into the table, those with record files and those with plain scalars."""
-        folders = {**{name: glance.folder for name, glance in plain.items()}, **found}
+    def _list(
+        self, found: Mapping[str, Place], scalar_logs: Mapping[str, Peek], errors: Mapping[str, str]
+    ) -> list[_Entry]:
+        """Takes the runs that were found into the table, those with record files and those with a scalar log alone."""
+        folders = {**{name: peek.folder for name, peek in scalar_logs.items()}, **found}
         with self._lock:
             kept = {
                 name: entry
                 for name, entry in self._entries.items()
                 # A name that leads elsewhere now is another run, and so is one with record files of its own.
-                if folders.get(name) == entry.folder and (entry.glance is None) == (name in found)
+                if folders.get(name) == entry.folder and (entry.peek is None) == (name in found)
             }
             self._entries = {
-                name: kept.get(name) or _Entry(name, folder, None if name in found else plain[name])
+                name: kept.get(name) or _Entry(name, folder, None if name in found else scalar_logs[name])
                 for name, folder in folders.items()
             }
             self._errors = {**self._errors, **errors}
@@ -533,13 +535,13 @@ class RunTable:
 class _Entry:
     """A run of the table."""
 
-    def __init__(self, name: str, folder: Place, glance: Glance | None) -> None:
+    def __init__(self, name: str, folder: Place, peek: Peek | None) -> None:
         self.name = name
         self.folder = folder
-        self.glance = glance  # None: the run has record files
+        self.peek = peek  # None: the run has record files
         self.closed = self.run()  # for its totals, which load nothing; used by the scan alone
         self.totals: Totals | None = None
-        self.counted: Totals | None = None  # of plain scalars, when they were last read
+        self.counted: Totals | None = None  # of a scalar log, when it was last read
         self.lock = threading.Lock()  # of what follows
         self.opened: Run | None = None
         self.optimizers: tuple[str, ...] | None = None
@@ -560,12 +562,12 @@ class _Entry:
 
     def run(self) -> Run:
         """The run anew, nothing of it read."""
-        if self.glance is not None:
-            return PlainRun(self.folder, name=self.name, glance=self.glance)
+        if self.peek is not None:
+            return ScalarRun(self.folder, name=self.name, peek=self.peek)
         return Run(self.folder, name=self.name)
 
     def row(self) -> Row:
-        source = "tbnum" if self.glance is None else "tensorboard"
+        source = "tbnum" if self.peek is None else "tensorboard"
         opened = self.opened  # may be let go of meanwhile
         read = opened.steps_read if opened is not None and self.reading else None
         return Row(
@@ -574,7 +576,7 @@ class _Entry:
 
 
 def _newest(counted: Totals | None, ends: Totals) -> Totals:
-    """Plain scalars are counted when they are read; how far they have come since then, their ends tell."""
+    """A scalar log is counted when it is read; how far it has come since then, its ends tell."""
     if counted is None:
         return ends
     if ends.last_step is None:
@@ -591,11 +593,11 @@ def _optimizers(metas: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 def _search(
     root: Root,
     found: dict[str, Place],
-    plain: dict[str, Place],
+    scalar_logs: dict[str, Place],
     sizes: dict[str, Sequence[tuple[str, int]]],
     errors: dict[str, str],
 ) -> None:
-    """Adds the folders below `root` by name: those with record files to `found`, those with event files to `plain`.
+    """Adds the folders below `root` by name: with record files to `found`, with event files to `scalar_logs`.
 
     Of a URL `sizes` gets what its listing says of their files: what has not changed need not be asked for again.
     """
@@ -609,7 +611,7 @@ def _search(
         errors[_run_name(root, below.replace(os.sep, "/"))] = reason
     for below, listed in below_root.sizes.items():
         sizes[_run_name(root, below)] = listed
-    for folders, into in ((below_root.runs, found), (below_root.plain, plain)):
+    for folders, into in ((below_root.runs, found), (below_root.scalar_logs, scalar_logs)):
         for below, folder in folders.items():
             name = _run_name(root, below)
             if into.setdefault(name, folder) != folder:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tbnum.explain.finding import Finding, steps_of
-from tbnum.explain.record import Record, is_plain
+from tbnum.explain.record import Record, is_scalar_log
 from tbnum.explain.thresholds import (
     BACK_DEVIATIONS,
     BACK_SHARE,
@@ -239,7 +239,7 @@ def _no_clipping(record: Record, events: Sequence[Event], spikes: Sequence[_Spik
 
 def _schedule_drift(record: Record) -> Iterator[Finding]:
     """Learning rates that moved on after a step that was skipped."""
-    if is_plain(record):
+    if is_scalar_log(record):
         return  # a rate may be logged before or after it moved on
     steps = record.steps
     for name in lr_columns(steps):

@@ -11,7 +11,7 @@ from tbnum.explain.curve_findings import curve_findings
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.messages import EDGE_REMEDY, SEVERITY, forward_remedy
 from tbnum.explain.ranks import rank_findings
-from tbnum.explain.record import Record, attempts, is_plain, skips_of
+from tbnum.explain.record import Record, attempts, is_scalar_log, skips_of
 from tbnum.explain.rules import BENIGN
 from tbnum.explain.tensor_findings import tensor_findings
 from tbnum.explain.thresholds import (
@@ -109,9 +109,9 @@ def wasted_seconds(record: Record) -> float:
 
 
 def skipped_steps(record: Record) -> int | None:
-    """Steps in which an optimizer was skipped; of plain scalars at least so many, None where they cannot tell."""
+    """Steps in which an optimizer was skipped; of a scalar log at least so many, None where it cannot tell."""
     skipped = record.steps.get("skipped")
-    if not is_plain(record):
+    if not is_scalar_log(record):
         return 0 if skipped is None else int(np.count_nonzero(skipped))
     if skipped is None and len(record.steps.get("step", ())):
         return None
@@ -186,7 +186,7 @@ def _skips(record: Record, skips: Sequence[Event]) -> Iterator[Finding]:
     total = max(attempts(record), 1)
     steps: dict[int, int] = {event.step: skips_of(event) for event in skips}
     wasted = sum(steps.values())
-    least = "at least " if is_plain(record) else ""
+    least = "at least " if is_scalar_log(record) else ""
     causes = Counter(event.cause for event in skips)
     listed = ", ".join(f"{count:,} {cause}" for cause, count in causes.most_common())
     evidence = f"{least}{count_text(wasted, 'step')} of {total:,} ({share_text(wasted, total)}): {listed}"

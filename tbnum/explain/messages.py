@@ -247,7 +247,7 @@ def _unknown(event: Event, skip: Skip, later: Later | None) -> tuple[str, str]:
     if as_float(event.data.get("loss_scale")) == 0:
         return f"no gradient can be divided by a scale of {scale}", ZERO_REMEDY
     if event.data.get("inferred"):
-        return _unknown_in_plain(event, scale)
+        return _unknown_in_scalar_log(event, scale)
     why = f"{_overflowed(event.data)} at a scale of {scale}, and the record begins too late to tell why"
     return why, "Nothing to do if it stays alone; keep the log in the run's folder when it is resumed."
 
@@ -258,7 +258,7 @@ ZERO_REMEDY = (
 )
 
 
-def _unknown_in_plain(event: Event, scale: str) -> tuple[str, str]:
+def _unknown_in_scalar_log(event: Event, scale: str) -> tuple[str, str]:
     remedy = "Log the loss scale at every step, or use tbnum.wrap(), which records why."
     if math.isnan(as_float(event.data.get("loss_scale"))):
         norm = number_text(as_float(event.data.get("grad_norm")))

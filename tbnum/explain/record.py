@@ -27,7 +27,7 @@ __all__ = [
     "attempts",
     "complete_events",
     "first_step",
-    "is_plain",
+    "is_scalar_log",
     "look_ahead",
     "skips_of",
     "slack_of",
@@ -152,16 +152,16 @@ def first_step(record: Record) -> int:
 
 
 def attempts(record: Record) -> int:
-    """Steps that the record is about: those recorded, and of plain scalars those in between too."""
+    """Steps that the record is about: those recorded, and in a scalar log those in between too."""
     steps = record.steps.get("step", np.empty(0, np.int64))
-    if not len(steps) or not is_plain(record):
+    if not len(steps) or not is_scalar_log(record):
         return len(steps)
     count = Numbering.of(record.meta).count
     return count(int(steps[-1])) - count(int(steps[0])) + 1
 
 
-def is_plain(record: Record) -> bool:
-    """Whether the record was read from plain TensorBoard scalars: skips in it are inferred."""
+def is_scalar_log(record: Record) -> bool:
+    """Whether the record was read from a TensorBoard scalar log: skips in it are inferred."""
     return "source" in record.meta
 
 

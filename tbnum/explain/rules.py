@@ -188,7 +188,7 @@ class Rules:
         at, slack = self._count(event.step), slack_of(event)
         if self._start is not None:
             unskipped = self._unskipped(at, self._start, self._start_skips, before)
-            # The first scale that plain scalars have is the one after the first step: whether it fell is not seen.
+            # The first scale in a scalar log is the one after the first step: whether it fell is not seen.
             if unskipped <= (1 if _inferred(event) and not slack and self._start < 0 else 0):
                 return "scale_warmup"
             if unskipped <= slack:

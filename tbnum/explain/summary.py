@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tbnum.explain.findings import Finding, clipped_steps, nonfinite_losses, skipped_steps
-from tbnum.explain.record import Record, attempts, is_plain, skips_of
+from tbnum.explain.record import Record, attempts, is_scalar_log, skips_of
 from tbnum.explain.rules import CAUSES
 from tbnum.log.schema import Event
 
@@ -82,7 +82,7 @@ def _sort(event: Event) -> tuple[str, str | None, str | None, bool]:
 
 
 def _skipped(record: Record, events: Sequence[Event]) -> dict[str, Any]:
-    """Skipped steps, and by cause the skips (one an optimizer). Of plain scalars at least so many; None: unknown."""
+    """Skipped steps, and by cause the skips (one an optimizer). Of a scalar log at least so many; None: unknown."""
     steps, total = skipped_steps(record), attempts(record)
     causes: dict[str, dict[str, int]] = {}
     for event in events:
@@ -93,7 +93,7 @@ def _skipped(record: Record, events: Sequence[Event]) -> dict[str, Any]:
     order = list(CAUSES)
     causes = dict(sorted(causes.items(), key=lambda item: order.index(item[0])))
     rate = None if steps is None else steps / total if total else 0.0
-    return {"steps": steps, "rate": rate, "inferred": is_plain(record), "causes": causes}
+    return {"steps": steps, "rate": rate, "inferred": is_scalar_log(record), "causes": causes}
 
 
 def _loss(record: Record) -> dict[str, Any] | None:
@@ -126,7 +126,7 @@ def _loss_scale(record: Record) -> dict[str, Any] | None:
     for level, count in zip(
         scale[starts].tolist(), np.add.reduceat(taken, starts, dtype=np.int64).tolist(), strict=True
     ):
-        steps_at[level] += count * int(record.meta.get("every", 1))  # plain scalars may have every k-th step
+        steps_at[level] += count * int(record.meta.get("every", 1))  # a scalar log may have every k-th step
     held, held_steps = max(steps_at.items(), key=lambda item: item[1])
     return {
         "first": float(scale[0]),

@@ -1,4 +1,4 @@
-"""What plain scalars let one infer: where steps were skipped and why the loss scale changed, from its course.
+"""What a scalar log lets one infer: where steps were skipped and why the loss scale changed, from its course.
 
 Nobody wrote down that a step was skipped; that the scale fell by the scaler's backoff between two logged steps says
 so. What is inferred says in `data["inferred"]` that it is, and how:

@@ -12,8 +12,8 @@ from tbnum.log.event_file import is_event_file
 from tbnum.log.files import Place, RemotePath, place
 from tbnum.log.named import Runs
 from tbnum.log.names import is_record_file
-from tbnum.log.plain import plain_runs
 from tbnum.log.reader import Explain, Run
+from tbnum.log.scalar_log import scalar_runs
 
 __all__ = ["Found", "Unreadable", "find_runs", "read"]
 
@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
     runs: dict[str, Place]  # folders that hold record files
     unreadable: list[Unreadable]
-    plain: dict[str, Place]  # folders that hold TensorBoard's event files and no record file
+    scalar_logs: dict[str, Place]  # folders that hold TensorBoard's event files and no record file
     sizes: Mapping[str, Sequence[tuple[str, int]]] = MappingProxyType({})  # of the files in each, behind a URL
 
 
@@ -44,21 +44,21 @@ def read(
     """The runs under `logdir`, by name: the folder relative to `logdir`, with '/'; '.' for `logdir` itself.
 
     Walks the folders (some 80 us each) and opens no record; a run reads its files when it is first used. Of folders
-    with plain TensorBoard scalars the heads are read: those whose loss or loss scale is recognised are runs too
-    (`tbnum.log.plain`). `session` picks one session of each run, by its number from 0 (or from the end, below 0), in
-    place of the run as it stands. `explain` gives `Run.events` their causes. `tags` maps columns of plain runs to
-    tags.
+    with TensorBoard's event files alone the heads are read: those whose loss or loss scale is recognised are runs too
+    (`tbnum.log.scalar_log`). `session` picks one session of each run, by its number from 0 (or from the end, below
+    0), in place of the run as it stands. `explain` gives `Run.events` their causes. `tags` maps columns of scalar logs
+    to tags.
 
     FileNotFoundError or NotADirectoryError where `logdir` is no folder, another OSError where a URL cannot be reached.
-    ValueError where `tags` has an unknown column, or a tag that no plain run has. Folders that cannot be searched are
+    ValueError where `tags` has an unknown column, or a tag that no scalar log has. Folders that cannot be searched are
     left out, with a RuntimeWarning; `find_runs` gives them.
     """
     found = find_runs(logdir)
     for folder, reason in found.unreadable:
         warnings.warn(f"tbnum.read: left out {str(folder)!r}: {reason}", RuntimeWarning, stacklevel=2)
     runs = {name: Run(folder, name=name, session=session, explain=explain) for name, folder in found.runs.items()}
-    plain = plain_runs(found.plain, session=session, explain=explain, tags=tags)
-    return Runs(sorted({**runs, **plain}.items()))
+    scalar_logs = scalar_runs(found.scalar_logs, session=session, explain=explain, tags=tags)
+    return Runs(sorted({**runs, **scalar_logs}.items()))
 
 
 def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
@@ -77,7 +77,7 @@ def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
     if not top.is_dir():
         raise NotADirectoryError(f"{str(top)!r} is a file; runs are read from the folder that holds it")
     runs: dict[str, Place] = {}
-    plain: dict[str, Place] = {}
+    scalar_logs: dict[str, Place] = {}
     unreadable: list[Unreadable] = []
     waiting = [(top, "", frozenset([(found.st_dev, found.st_ino)]))]
     while waiting:
@@ -94,7 +94,7 @@ def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
                     if is_record_file(entry.name):
                         runs[name or "."] = folder
                     elif is_event_file(entry.name):
-                        plain[name or "."] = folder
+                        scalar_logs[name or "."] = folder
                     continue
                 status = entry.stat()
             except OSError as error:
@@ -105,23 +105,23 @@ def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
                 continue
             below = f"{name}/{entry.name}" if name else entry.name
             waiting.append((folder / entry.name, below, above | {inode}))
-    return _found(runs, unreadable, plain)
+    return _found(runs, unreadable, scalar_logs)
 
 
 def _find_remote(top: RemotePath) -> Found:
     runs: dict[str, Place] = {}
-    plain: dict[str, Place] = {}
+    scalar_logs: dict[str, Place] = {}
     found = top.files_below()
     for below, files in found.items():
         for name, _ in files:
             if is_record_file(name):
                 runs[below or "."] = top / below if below else top
             elif is_event_file(name):
-                plain[below or "."] = top / below if below else top
+                scalar_logs[below or "."] = top / below if below else top
     sizes = {below or ".": sorted(files) for below, files in found.items()}
-    return _found(runs, [], plain)._replace(sizes=sizes)
+    return _found(runs, [], scalar_logs)._replace(sizes=sizes)
 
 
-def _found(runs: dict[str, Place], unreadable: list[Unreadable], plain: dict[str, Place]) -> Found:
-    plain = {name: folder for name, folder in plain.items() if name not in runs}
-    return Found(dict(sorted(runs.items())), sorted(unreadable), dict(sorted(plain.items())))
+def _found(runs: dict[str, Place], unreadable: list[Unreadable], scalar_logs: dict[str, Place]) -> Found:
+    scalar_logs = {name: folder for name, folder in scalar_logs.items() if name not in runs}
+    return Found(dict(sorted(runs.items())), sorted(unreadable), dict(sorted(scalar_logs.items())))

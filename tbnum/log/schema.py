@@ -113,7 +113,7 @@ SHARD_COLUMNS: tuple[Column, ...] = (
 record: squared, the shares of all ranks add up to them. `tbnum.log.ranks` puts them together."""
 
 LOGGED = "_logged"
-"""Behind a column's name: the column (bool) that tells where plain scalars have a value, a NaN among them."""
+"""Behind a column's name: the column (bool) that says where a scalar log has a value, a NaN among them."""
 
 # NaN is "unknown". Where a NaN may also be the measured value, another column tells that it was measured:
 # a loss where `micro_batches >= 1`, a norm where `nonfinite_tensors` is known (see `measured`).
@@ -154,7 +154,7 @@ def column(name: str) -> Column:
     A name that no version of tbnum gave (a newer one's, say) is a float64 column without a meaning.
     """
     if name.endswith(LOGGED):
-        return Column(name, "whether plain scalars have a value here, a NaN among them", "|b1")
+        return Column(name, "whether the scalar log has a value here, a NaN among them", "|b1")
     parts = name.split("/")
     for start in range(len(parts)):
         known = _BY_NAME.get(parts[start])
@@ -394,7 +394,7 @@ def measured(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """(S,) bool: where a NaN in column `name` was measured. None: nowhere, each NaN of it is an unknown value.
 
     A loss was measured where `micro_batches >= 1`, a gradient norm where the `nonfinite_tensors` of the same optimizer
-    is known, and a column of plain scalars where it was logged. What the optimizer got is unknown at a skip: nothing.
+    is known, and a column of a scalar log where it was logged. What the optimizer got is unknown at a skip: nothing.
     """
     if name + LOGGED in columns:
         return columns[name + LOGGED].astype(bool)

@@ -8,13 +8,13 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Panel, TensorBoard
-from tests.test_plain_logs import loss, megatron, write
+from tests.test_scalar_logs import loss, megatron, write
 
 Serve = Callable[..., TensorBoard]
 Look = Callable[..., Panel]
 
 
-def test_plain_runs_say_what_is_inferred_and_what_is_unknown(tmp_path: Path, serve: Serve, look: Look):
+def test_scalar_logs_say_what_is_inferred_and_what_is_unknown(tmp_path: Path, serve: Serve, look: Look):
     megatron(tmp_path / "megatron")
     write(tmp_path / "plain", [(step, {"train/loss": loss(step + 1)}) for step in range(100)])
     server = serve(tmp_path)

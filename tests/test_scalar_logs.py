@@ -373,7 +373,7 @@ def test_a_real_trainings_skips_and_causes_are_those_that_tbnum_recorded(tmp_pat
     recorded = [(each.step, each.cause) for each in one(tmp_path / "tbnum").events if each.kind == "skip"]
     assert {cause for _, cause in recorded} >= {"scale_warmup", "growth_probe", "forward_nonfinite"}
     number = {"Megatron-LM": lambda step: step - 1, "DeepSpeed": lambda step: step // 16 - 1, "NeMo": lambda step: step}
-    run = one(write(tmp_path / "plain", rows))
+    run = one(write(tmp_path / "scalars", rows))
     told = [(number[convention](each.step), each.cause) for each in run.events if each.kind == "skip"]
     unseen = 1 if convention == "DeepSpeed" else 0  # the scale before its first step is not logged
     assert told == recorded[unseen:]
@@ -623,7 +623,7 @@ def test_a_log_that_counts_skips_itself_is_believed(tmp_path, values, skips):
     ("mapping", "complaint"),
     [
         ("los_scale=loss-scale", "there is no column 'los_scale'"),
-        ("loss_scale=loss_scale", "no plain run has a scalar 'loss_scale'"),
+        ("loss_scale=loss_scale", "no scalar log has a scalar 'loss_scale'"),
         ("loss_scale", "maps nothing: give COLUMN=TAG"),
     ],
 )
@@ -645,7 +645,7 @@ def test_a_mapping_that_cannot_be_is_refused_and_told_what_there_is(tmp_path, ca
 def runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     megatron(folder / "megatron")
-    write(folder / "plain", [(step, {"train/loss": loss(step + 1)}) for step in range(100)])
+    write(folder / "scalars", [(step, {"train/loss": loss(step + 1)}) for step in range(100)])
     return folder
 
 
@@ -668,7 +668,7 @@ def test_the_report_shows_three_inferred_skips_and_where_they_come_from(runs, to
 
 
 def test_the_report_says_that_skips_are_unknown_where_no_scale_is_logged(runs, told):
-    _, out = told("report", runs, "--run", "plain")
+    _, out = told("report", runs, "--run", "scalars")
     assert "skipped unknown: no loss scale is logged" in out
 
 
@@ -676,14 +676,15 @@ def test_check_counts_inferred_skips_and_does_not_pass_what_it_cannot_tell(runs,
     code, out = told("check", runs, "--run", "megatron", "--max-skip-rate", 0.02)
     assert code == 0 and "3 skipped, 1.0 %, inferred from TensorBoard scalars" in out
     assert told("check", runs, "--run", "megatron", "--max-skip-rate", 0.005)[0] == 1
-    code, out = told("check", runs, "--run", "plain", "--max-skip-rate", 0.5)
+    code, out = told("check", runs, "--run", "scalars", "--max-skip-rate", 0.5)
     assert code == 1 and "share of skipped steps is unknown" in out
 
 
 def test_json_and_exports_keep_what_is_unknown_apart(runs, tmp_path, told):
     report = json.loads(told("report", runs, "--json")[1])
-    plain = {run["run"]: run for run in report["runs"]}["plain"]
-    assert plain["source"] == "tensorboard" and plain["skipped"]["steps"] is None and plain["skipped"]["rate"] is None
+    scalars = {run["run"]: run for run in report["runs"]}["scalars"]
+    assert scalars["source"] == "tensorboard"
+    assert scalars["skipped"]["steps"] is None and scalars["skipped"]["rate"] is None
     for form in ("csv", "json", "jsonl", "npz"):
         assert told("export", runs, "--run", "megatron", "--format", form, "-o", tmp_path / form)[0] == 0
     lines = (tmp_path / "csv").read_text().splitlines()
@@ -729,10 +730,10 @@ def rows(panel: Panel) -> dict[str, dict]:
     return {row["run"]: row for row in panel.json("runs")["runs"]}
 
 
-def test_the_panel_lists_plain_runs_and_shows_three_inferred_skips(runs, panel_of):
+def test_the_panel_lists_scalar_logs_and_shows_three_inferred_skips(runs, panel_of):
     panel = panel_of(runs)
     assert {run: row["source"] for run, row in rows(panel).items()} == dict.fromkeys(
-        ["megatron", "plain"], "tensorboard"
+        ["megatron", "scalars"], "tensorboard"
     )
     before = rows(panel)["megatron"]
     assert (before["first_step"], before["last_step"], before["steps"], before["skipped_steps"]) == (1, 300, None, None)
@@ -744,15 +745,15 @@ def test_the_panel_lists_plain_runs_and_shows_three_inferred_skips(runs, panel_o
     assert (after["steps"], after["skipped_steps"], after["last_loss_scale"]) == (300, 3, 16384.0)
     about = panel.json("run", run="megatron")
     assert about["meta"]["system"] == "Megatron-LM" and "skipped" in about["columns"]
-    assert "skipped" not in panel.json("run", run="plain")["columns"]
-    assert rows(panel)["plain"]["skipped_steps"] is None
+    assert "skipped" not in panel.json("run", run="scalars")["columns"]
+    assert rows(panel)["scalars"]["skipped_steps"] is None
     assert panel.json("settings", run="megatron")["settings"]["tags"]["loss_scale"] == "loss-scale"
     assert panel.json("tensors", run="megatron")["names"] == []
     header, arrays = panel.binary("series", run="megatron", columns="loss,grad_norm,skipped", buckets=64)
     assert header["steps"] == 300 and arrays["skipped/max"].sum() == 3
 
 
-def test_a_step_of_a_plain_run_tells_a_logged_nan_from_what_was_not_logged(tmp_path, panel_of):
+def test_a_step_of_a_scalar_log_tells_a_logged_nan_from_what_was_not_logged(tmp_path, panel_of):
     write(tmp_path, [(step, {"loss": math.nan if step == 3 else 1.0}) for step in range(6)])
     panel = panel_of(tmp_path)
     assert panel.json("step", run=".", step=3)["values"]["loss"] == "NaN"
@@ -760,7 +761,7 @@ def test_a_step_of_a_plain_run_tells_a_logged_nan_from_what_was_not_logged(tmp_p
     assert arrays["step"].tolist() == [3.0]
 
 
-def test_the_panel_follows_a_plain_run_until_it_has_a_record_file(tmp_path, panel_of):
+def test_the_panel_follows_a_scalar_log_until_it_has_a_record_file(tmp_path, panel_of):
     with SummaryWriter(str(tmp_path / "run")) as log:
         log.add_scalar("epoch", 0.0, 0)
         log.flush()
@@ -777,7 +778,7 @@ def test_the_panel_follows_a_plain_run_until_it_has_a_record_file(tmp_path, pane
     assert rows(panel)["run"]["source"] == "tbnum" and panel.json("run", run="run")["steps"] == 10
 
 
-def test_a_plain_run_whose_folder_goes_is_not_there(tmp_path, panel_of):
+def test_a_scalar_log_whose_folder_goes_is_not_there(tmp_path, panel_of):
     write(tmp_path / "run", [(step, {"loss": 1.0}) for step in range(6)])
     panel = panel_of(tmp_path)
     shutil.rmtree(tmp_path / "run")

@@ -1,6 +1,6 @@
 """Runs that never used tbnum, read from the scalars that they left for TensorBoard.
 
-A `PlainRun` has the face of a `Run`. Its columns are what the run's tags could be mapped to, step by step as logged;
+A `ScalarRun` has the face of a `Run`. Its columns are what the run's tags could be mapped to, step by step as logged;
 what the log cannot tell is no column, or NaN. Skips and changes of the loss scale are inferred (`tbnum.log.inferred`),
 and say so.
 """
@@ -27,10 +27,10 @@ from tbnum.log.schema import LOGGED, Event
 from tbnum.log.tags import System, checked_mapping, is_candidate, recognise
 from tbnum.log.tensors_reader import Histograms, Tensors
 
-__all__ = ["SOURCE", "Glance", "PlainRun", "missing_tag", "plain_runs"]
+__all__ = ["SOURCE", "Peek", "ScalarRun", "missing_tag", "scalar_runs"]
 
 SOURCE = "tensorboard"
-"""`meta["source"]` of a run that was read from plain scalars."""
+"""`meta["source"]` of a run that was read from a scalar log."""
 
 HEAD_BYTES = 4 << 20  # in which the tags of a loss or a loss scale have to appear for a run to be listed
 TAIL_BYTES = 1 << 16
@@ -54,7 +54,7 @@ class Scalars(NamedTuple):
         return "loss" in self.mapping or "loss_scale" in self.mapping
 
 
-class Glance:
+class Peek:
     """Looks at the ends of a run's event files, and again only at what grew."""
 
     def __init__(self, folder: Place, mapping: Mapping[str, str] | None = None) -> None:
@@ -179,35 +179,35 @@ def _age(name: str) -> tuple[int, str]:
     return int(found[1]) if found else 0, name
 
 
-def plain_runs(
+def scalar_runs(
     folders: Mapping[str, Place],
     *,
     session: int | None = None,
     explain: Explain | None = None,
     tags: Mapping[str, str] | None = None,
-) -> dict[str, PlainRun]:
+) -> dict[str, ScalarRun]:
     """The runs among folders with event files, by name: those whose loss or loss scale is recognised, or mapped.
 
     ValueError where `tags` has an unknown column, or a tag that none of the folders has.
     """
     mapping = checked_mapping(tags)
-    glances = {name: Glance(folder, mapping) for name, folder in folders.items()}
-    seen = {name: glance.look() for name, glance in glances.items()}
+    peeks = {name: Peek(folder, mapping) for name, folder in folders.items()}
+    seen = {name: peek.look() for name, peek in peeks.items()}
     there = frozenset().union(*(scalars.tags for scalars in seen.values()))
     if not there.issuperset(mapping.values()):  # perhaps in between: only all of the files tell
-        there = frozenset().union(*(_all_tags(glance) for glance in glances.values()))
+        there = frozenset().union(*(_all_tags(peek) for peek in peeks.values()))
     for column, tag in mapping.items():
         if tag not in there:
             raise ValueError(missing_tag(column, tag, there))
     return {
-        name: PlainRun(folders[name], name=name, session=session, explain=explain, glance=glances[name])
+        name: ScalarRun(folders[name], name=name, session=session, explain=explain, peek=peeks[name])
         for name, scalars in seen.items()
         if scalars.recognised
     }
 
 
-def _all_tags(glance: Glance) -> set[str]:
-    meta = PlainRun(glance.folder, glance=glance).meta
+def _all_tags(peek: Peek) -> set[str]:
+    meta = ScalarRun(peek.folder, peek=peek).meta
     return {*meta["tags"].values(), *meta["other_tags"]}
 
 
@@ -217,10 +217,10 @@ def missing_tag(column: str, tag: str, there: Iterable[str]) -> str:
     listed = ", ".join(map(repr, tags[:TAGS_LISTED])) + (
         f" and {len(tags) - TAGS_LISTED} more" if len(tags) > TAGS_LISTED else ""
     )
-    return f"no plain run has a scalar {tag!r} to take {column!r} from; there is {listed or 'no scalar at all'}"
+    return f"no scalar log has a scalar {tag!r} to take {column!r} from; there is {listed or 'no scalar at all'}"
 
 
-class PlainRun(Run):
+class ScalarRun(Run):
     """A folder's event files, read when first used: 2.5 us a scalar, of which 32 bytes stay in memory."""
 
     def __init__(
@@ -231,18 +231,18 @@ class PlainRun(Run):
         session: int | None = None,
         explain: Explain | None = None,
         mapping: Mapping[str, str] | None = None,
-        glance: Glance | None = None,
+        peek: Peek | None = None,
     ) -> None:
         super().__init__(folder, name=name, session=session, explain=explain)
-        self._glance = glance or Glance(self.folder, mapping)
-        self._mapping = self._glance.mapping
+        self._peek = peek or Peek(self.folder, mapping)
+        self._mapping = self._peek.mapping
         self._event_files: list[EventFile] = []
         self._columns: dict[str, np.ndarray] = {}
         self._facts: list[Event] = []
         self._meta: dict[str, Any] = {}
 
     def __repr__(self) -> str:
-        return f"PlainRun({self.name!r}, folder={str(self.folder)!r})"
+        return f"ScalarRun({self.name!r}, folder={str(self.folder)!r})"
 
     @property
     def steps(self) -> dict[str, np.ndarray]:
@@ -292,7 +292,7 @@ class PlainRun(Run):
         """As counted, once the run was read; before, what the ends of its files tell: no counts and no best loss."""
         with self._lock:
             if not self._loaded:
-                ends = self._glance.look()
+                ends = self._peek.look()
                 return Totals(
                     steps=None,
                     skipped_steps=None,
