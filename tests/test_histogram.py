@@ -186,13 +186,23 @@ def test_tensors_are_left_as_they_were() -> None:
 
 def test_deterministic_algorithms_and_another_default_device_do_not_matter() -> None:
     tensors = many_kinds()
+    expected = results(tensors)
     torch.use_deterministic_algorithms(True)
     torch.set_default_device("meta")
     try:
-        measure(tensors)
+        found = results(tensors)
     finally:
         torch.set_default_device(None)
         torch.use_deterministic_algorithms(False)
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.nan_to_num(-1.0), other.nan_to_num(-1.0)) and one.device == other.device
+
+
+def results(tensors: list[Tensor]) -> list[Tensor]:
+    """All that is measured of them."""
+    of_each = [found.counts for found in histograms_of(tensors)]
+    return [*of_each, *total_histograms_of(tensors).values(), *(found.values for found in statistics_of(tensors, 2.0))]
 
 
 def test_subnormals_are_told_from_zero_where_the_processor_flushes_them() -> None:

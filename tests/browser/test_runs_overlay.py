@@ -225,6 +225,13 @@ def test_headroom_and_update_ratio_of_other_runs_are_drawn_and_told(tmp_path, se
     panel = look(serve(tmp_path))
     panel.open("one", over="two", views="headroom,ratio,-loss,-scale,-norm")
     values = panel.frame.locator(".cursor-runs td.number")
+
+    def drawn(chart: str) -> bool:
+        colors = legend(panel)
+        return len(colors) == 2 and all(painted(panel, chart, color) for color in colors.values())
+
+    for chart in ("headroom", "ratio"):  # the cursor shows what is drawn when it moves, not what comes later
+        panel.wait_until(lambda chart=chart: drawn(chart), f"both lines of {chart}")
     for chart, number in (("headroom", "^\N{MINUS SIGN}?[0-9]+[.][0-9]+$"), ("ratio", r"^0[.]00\d+$")):
         panel.frame.locator(f"[data-chart={chart}] .u-over").hover(position={"x": 203, "y": 20})
         expect(panel.frame.locator(".cursor-runs caption")).to_have_text(

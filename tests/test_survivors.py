@@ -1,0 +1,234 @@
+"""Faults of one line that every other test let pass. Each test here fails under the fault that it is named for."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tbnum
+from tbnum.explain import explain_run
+from tbnum.formats import INF, ZERO
+from tbnum.log import record_file
+from tbnum.log.record_file import RecordTail, frame
+from tbnum.log.tensors import TensorTable
+from tbnum.measure.histogram import histogram_of, total_histograms_of
+from tbnum.measure.norms import norms_of
+from tbnum.measure.statistics import STATISTICS, statistics_of
+from tests.corpus import Known
+from tests.corpus import Loop as TrainedLoop
+from tests.loops import OPTIMIZERS, Half, batches, train
+from tests.recorded import open_log, row
+from tests.test_explain import Loop, skips
+from tests.test_record_file import record as text_record
+from tests.test_record_file import texts, written
+from tests.test_transfer import SlowDevice, device  # noqa: F401 - a fixture
+
+
+def only(logdir: Path) -> Any:
+    (run,) = tbnum.read(logdir).values()
+    return run
+
+
+# -- explain -----------------------------------------------------------------------------------------------------------
+
+
+def test_after_two_failed_probes_in_a_row_a_scale_has_held_for_all_the_steps_at_it() -> None:
+    loop = Loop(growth_interval=50)
+    for _ in range(2):  # 50 steps at 2^16, one at 2^17 that overflows
+        loop.steps(50)
+        loop.step(overflow=True)
+    loop.steps(7)
+    loop.step(overflow=True)
+    *probes, batch = skips(explain_run(loop.run()))
+    assert [skip.cause for skip in probes] == ["growth_probe"] * 2 and batch.cause == "bad_batch"
+    evidence = batch.data["evidence"]
+    assert (evidence["held_before_probe"], evidence["held_steps"], evidence["failed_probe"]) == (100, 7, 2.0**17)
+    assert "for 100 steps" in batch.message and "for 7 more" in batch.message
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_skip_at_the_edge_that_a_second_one_follows_is_worth_a_look(again: bool, tmp_path: Path) -> None:
+    """A lower scale that overflows too shows that the scale alone does not explain the first skip."""
+    largest = {30: 1.05, 31: 2.2} if again else {30: 1.05}
+    with TrainedLoop(tmp_path, Known(), init_scale=2.0**16, options={"tensor_interval": 5}) as loop:
+        for step in range(50):
+            loop.step(lambda step=step: loop.model((largest.get(step, 0.9), 0.1, 0.1)), planted="any")
+    first, *more = skips(only(tmp_path).events)
+    assert (first.step, first.cause, len(more)) == (30, "bad_batch", int(again))
+    assert first.severity == ("warning" if again else "info")
+    assert first.remedy.startswith("Look at the batch of step 30" if again else "Nothing to do")
+    assert [(skip.cause, skip.severity) for skip in more] == [("bad_batch", "warning")] * len(more)
+
+
+def test_a_log_that_ends_inside_its_warm_up_does_not_say_that_the_scale_settled() -> None:
+    loop = Loop(scale=2.0**20)
+    loop.steps(3, overflow=True)
+    for skip in skips(explain_run(loop.run())):
+        assert skip.cause == "scale_warmup" and "settled" not in skip.remedy
+    loop.step()
+    for skip in skips(explain_run(loop.run())):
+        assert "settled at 2^17 after 3 skips" in skip.remedy
+
+
+# -- log ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_added_at_a_step_that_was_read_already_is_read_with_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path, groups={"first": 1, "second": 1})
+    for step in range(6):
+        log.append_step(row(log.columns, step))
+    log.write_tensors(TensorTable(5, ("a",), {"grad_norm": np.ones(1)}, "first"))
+    assert log.flush(60)
+    run = only(tmp_path)
+    assert [table.names for table in run.tensors.at(5)] == [("a",)]
+    before = run.tensors
+    log.write_tensors(TensorTable(5, ("b",), {"grad_norm": np.full(1, 2.0)}, "second"))
+    assert log.flush(60)
+    assert run.refresh()
+    assert [table.names for table in run.tensors.at(5)] == [("a",), ("b",)]
+    assert run.tensors.changed_from(before) == 5
+    steps, names, values = run.tensors["grad_norm"]
+    assert (steps.tolist(), names, values.tolist()) == ([5], ("a", "b"), [[1.0, 2.0]])
+    log.close()
+
+
+def test_a_session_that_goes_back_to_exactly_its_last_step_records_it_again(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for step, loss in [*((step, 1.0) for step in range(10)), (9, 2.0)]:
+        log.append_step(row(log.columns, step, loss=loss))
+    log.close()
+    run = only(tmp_path)
+    assert run.steps["step"].tolist() == list(range(10)) and run.totals.steps == 10
+    assert run.steps["loss"].tolist() == [1.0] * 9 + [2.0]
+
+
+def test_a_checkpoint_of_the_last_step_takes_that_step_again(tmp_path: Path) -> None:
+    def session(state: Any, data: list[torch.Tensor]) -> Any:
+        model = Half()
+        optimizer = OPTIMIZERS["SGD"](model.parameters())
+        with tbnum.wrap(optimizer, logdir=tmp_path) as monitor:
+            if state is not None:
+                monitor.load_state_dict(state)
+            states = []
+            losses = train(model, optimizer, None, data, after_step=lambda step: states.append(monitor.state_dict()))
+        return states, losses
+
+    torch.manual_seed(0)
+    states, first = session(None, batches(10))
+    _, second = session(states[-2], batches(3, seed=2))  # written before step 9, the last one
+    steps = only(tmp_path).steps
+    assert steps["step"].tolist() == list(range(12))
+    np.testing.assert_allclose(steps["loss"], [*first[:9], *second], rtol=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 200, 8 << 20])
+def test_of_several_records_that_may_be_torn_the_first_is_given_once_it_is_whole(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that is being written holds what looks like the beginnings of others, each longer than the file."""
+    monkeypatch.setattr(record_file, "BLOCK_BYTES", block)
+    header = frame(bytes(0x7000))[:12]
+    whole = frame(text_record("x" * 40).replace(b"x" * 40, b"x" * 8 + header + b"y" * 8 + header))
+    file = tmp_path / "1.host.2.tbnum"
+    first = frame(text_record("a"))
+    for cut in range(len(whole) - 30, len(whole)):
+        written(file, first, whole[:cut])
+        tail = RecordTail(file)
+        assert texts(tail) == ["a"] and tail.damage == []
+        written(file, first, whole, frame(text_record("b")))
+        found = [found.offset for found in tail.read()]
+        assert found == [len(first), len(first) + len(whole)] and tail.damage == [], cut
+
+
+# -- measure -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elements", [3_000_000, 3_000_017])
+def test_of_three_million_elements_none_is_dropped(elements: int) -> None:
+    tensor = torch.zeros(elements)
+    row_of_norms, whole_rows = 65_536, elements // 65_536 * 65_536
+    places = {0, row_of_norms - 1, row_of_norms, whole_rows - 1, whole_rows, (1 << 18) - 1, 1 << 18, elements - 1}
+    for place in sorted(places):
+        tensor[place] = 3.0
+        (norms,) = norms_of([tensor])
+        assert norms.norms.tolist() == [3.0], place
+        counts = histogram_of(tensor)
+        (total,) = total_histograms_of([tensor]).values()
+        for found in (counts, total):
+            assert int(found[ZERO]) == elements - 1 and int(found[ZERO + 1 : INF].sum()) == 1, place
+        (statistics,) = statistics_of([tensor])
+        values = dict(zip(STATISTICS, statistics.values[0].tolist(), strict=True))
+        assert (values["absmax"], values["zero"], values["nan"]) == (3.0, elements - 1, 0.0), place
+        tensor[place] = math.nan
+        (norms,), (statistics,) = norms_of([tensor]), statistics_of([tensor])
+        assert math.isnan(norms.norms.item()) and int(norms.nonfinite()) == 1, place
+        assert dict(zip(STATISTICS, statistics.values[0].tolist(), strict=True))["nan"] == 1.0, place
+        tensor[place] = 0.0
+
+
+# -- observe -----------------------------------------------------------------------------------------------------------
+
+
+class HostReads(TorchDispatchMode):
+    """Where observing asks the host for the value of a tensor: on a device each such question waits for it.
+
+    Measuring may ask where a tensor is on the CPU; that it does not elsewhere, tests of its own say.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            caller = sys._getframe(1)
+            while "_dynamo" in caller.f_code.co_filename or caller.f_code.co_filename.endswith("_compile.py"):
+                assert caller.f_back is not None
+                caller = caller.f_back
+            if caller.f_code.co_filename.startswith(str(Path(tbnum.__file__).parent / "observe")):
+                self.where.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
+        return function(*args, **(kwargs or {}))
+
+
+def test_with_a_fused_optimizer_on_a_device_no_value_is_asked_for_and_every_skip_is_known(
+    device: SlowDevice,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model = Half()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=6)
+    optimizer = OPTIMIZERS["AdamW"](model.parameters(), fused=True)
+    reads = HostReads()
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path) as monitor:
+        before = monitor.skipped_steps
+        with reads:
+            train(model, optimizer, scaler, batches(40, bad=[20]))
+        assert (before, reads.where, device.waited) == (0, [], 0)
+    run = only(tmp_path)
+    counts = [int(run.steps["loss_scale"][at + 1] < run.steps["loss_scale"][at]) for at in range(39)]
+    assert run.steps["skipped"][:-1].tolist() == [bool(count) for count in counts] and run.steps["skipped"][20]
+
+
+def test_a_loss_logged_between_two_optimizers_is_that_of_the_step_they_share(tmp_path: Path) -> None:
+    a, b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    optimizers = {"first": torch.optim.SGD([a], lr=0.1), "second": torch.optim.SGD([b], lr=0.1)}
+    with tbnum.wrap(optimizers, logdir=tmp_path) as monitor:
+        for step in range(5):
+            a.square().sum().backward()
+            optimizers["first"].step()
+            monitor.log_loss(10.0 + step)
+            b.square().sum().backward()
+            optimizers["second"].step()
+            for optimizer in optimizers.values():
+                optimizer.zero_grad()
+    steps = only(tmp_path).steps
+    assert steps["loss"].tolist() == [10.0, 11.0, 12.0, 13.0, 14.0]
+    assert not np.isnan(steps["first/grad_norm"]).any() and not np.isnan(steps["second/grad_norm"]).any()
