@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tbnum.observe.forward_hooks import add_forward_hooks
 from tbnum.observe.transfer import capturing
 
 __all__ = ["Call", "ModuleHooks", "tensors_in"]
@@ -51,11 +52,10 @@ class Call:
 
 
 class ModuleHooks:
-    """Tells of the calls of some modules, from `attach` to `detach`.
+    """Reports the calls of some modules, from `attach` to `detach`.
 
     `before(call, tensors)` with what the module is given and `after(call, tensors)` with what it returned, once the
-    hooks that were there first have run. Copies and pickles of a module that are made meanwhile hold hooks that do
-    nothing.
+    module's own hooks have run. Copies, pickles, scripts and exports of a module that are made meanwhile have no hook.
     """
 
     def __init__(
@@ -63,20 +63,19 @@ class ModuleHooks:
     ) -> None:
         self._before = before
         self._after = after
-        self._handles: list[Any] = []
+        self._removals: list[Callable[[], None]] = []
         self._running = threading.local()
 
     def attach(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         self._running = threading.local()
         for name, module in modules:
             before, after = _Hook(self._called, name), _Hook(self._returned, name)
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(after))
+            self._removals.append(add_forward_hooks(module, before, after))
 
     def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for remove in self._removals:
+            remove()
+        self._removals = []
 
     def _stack(self) -> list[Call]:
         stack = getattr(self._running, "stack", None)  # a thread each: checkpoints are recomputed in a device's thread
@@ -104,26 +103,19 @@ class ModuleHooks:
 
 
 class _Hook:
-    """A hook of tbnum's. What is copied or pickled with its module is not it, but a function that does nothing."""
+    """A call of `report`, unless the module is only being traced: what we measured would be a part of the graph."""
 
-    def __init__(self, tell: Callable[..., None], name: str) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[..., None], name: str) -> None:
+        self._report = report
         self._name = name
 
     def __call__(self, module: nn.Module, *call: Any) -> None:
-        if not torch.compiler.is_compiling() and not capturing():
-            self._tell(module, self._name, *call)
-
-    def __reduce__(self) -> Any:
-        return _inert, ()
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return _nothing
+        if not torch.compiler.is_compiling() and not _is_traced() and not capturing():
+            self._report(module, self._name, *call)
 
 
-def _nothing(*call: Any) -> None:
-    return None
+_MODES = [torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE]  # make_fx, and shapes alone
 
 
-def _inert() -> Callable[..., None]:
-    return _nothing
+def _is_traced() -> bool:
+    return torch.jit.is_tracing() or any(torch._C._get_dispatch_mode(mode) is not None for mode in _MODES)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from tbnum.observe.module_calls import Call, ModuleHooks
 from tbnum.observe.names import named_modules
@@ -51,6 +52,7 @@ class ModuleWatch(Watcher):
         if not tensor.requires_grad:
             return
 
+        @unserializable_hook  # else torch warns of it where such a tensor is saved
         def backward(gradient: Tensor) -> None:
             if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 tell(gradient)
