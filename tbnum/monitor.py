@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tbnum._version import __version__
+from tbnum.alive import Alive
 from tbnum.arguments import (
     check_intervals,
     check_scaler,
@@ -52,12 +53,12 @@ __all__ = ["Monitor", "wrap"]
 
 _STATE_VERSION = 1
 
-_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()  # those that are open
+_monitors: Alive[Monitor] = Alive()  # those that are open
 
 
 @atexit.register  # before the log closes itself: finalizers were registered earlier, and run later
 def _at_exit() -> None:
-    for monitor in list(_monitors):
+    for monitor in _monitors:
         monitor._at_exit()
 
 
@@ -471,7 +472,7 @@ def _told(error: BaseException) -> str:
 def _already_wrapped(
     optimizers: Mapping[str, torch.optim.Optimizer], scaler: torch.amp.GradScaler | None, folder: Path
 ) -> Monitor | None:
-    for monitor in list(_monitors):
+    for monitor in _monitors:
         held = monitor._observer.optimizers()
         its_scaler = None if monitor._scaler is None else monitor._scaler()
         shared = {id(each) for each in held.values()} & {id(each) for each in optimizers.values()}

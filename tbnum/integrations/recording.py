@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
+from tbnum.alive import Alive
 from tbnum.arguments import check_intervals, checked_folder
 from tbnum.monitor import Monitor, wrap
 from tbnum.observe.caller import warn
@@ -131,7 +131,7 @@ class Recording:
         return {**self.__dict__, "monitor": None}
 
 
-_open: weakref.WeakSet[Recording] = weakref.WeakSet()
+_open: Alive[Recording] = Alive()
 """Those that have a monitor, in this process."""
 
 

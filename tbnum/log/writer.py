@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.alive import Alive
 from tbnum.log.names import host_name
 from tbnum.log.record_file import FILE_DELETED, RecordAppender, encode, file_version, frame, trouble
 from tbnum.log.schema import (
@@ -636,11 +637,11 @@ class _Sink:
 _WAKE = object()
 _STOP = object()
 
-_sinks: weakref.WeakSet[_Sink] = weakref.WeakSet()
+_sinks: Alive[_Sink] = Alive()
 
 
 def _forget_all() -> None:
-    for sink in list(_sinks):
+    for sink in _sinks:
         sink.forget()
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tbnum.alive import Alive
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["Place", "Seam"]
@@ -45,10 +46,11 @@ class Seam:
     def __init__(self, places: Callable[[], Iterable[Place]]) -> None:
         self._places = places
         self._swapped: list[tuple[Place, _Function, _Function]] = []  # what is ours, and what it calls
-        self._observers: weakref.WeakSet[StepObserver] = weakref.WeakSet()
+        self._observers: Alive[StepObserver] = Alive()
         self._lock = threading.RLock()  # a collection inside of it may free a monitor, whose finalizer comes here
 
     def observers(self) -> list[StepObserver]:
+        """Those of this moment."""
         return list(self._observers)
 
     def observe(self, observer: StepObserver) -> Callable[[], None]:
