@@ -38,6 +38,7 @@ from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
 from tbnum.observe.optimizer import observe_optimizer
+from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.replay import Origin, replay
 from tbnum.observe.rewind import StepStarts
 from tbnum.observe.sentinels import Sentinels
@@ -45,6 +46,7 @@ from tbnum.observe.shards import Layouts
 from tbnum.observe.steps import StepObserver
 from tbnum.observe.transfer import hold
 from tbnum.recorder import Recorder
+from tbnum.terminal import announce, print_live
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -74,6 +76,7 @@ def wrap(
     activations: bool | Sequence[str] = False,
     scalar_interval: int = 10,
     config: Mapping[str, Any] | None = None,
+    verbose: bool | None = None,
 ) -> Monitor:
     """Record every step of a training loop; the loop stays as it is.
 
@@ -94,6 +97,8 @@ def wrap(
             `tensor_interval`; or names of modules, with `*` and `?` as in file names. Needs `model`.
         scalar_interval: steps between scalars for TensorBoard's own dashboards. The record holds every step.
         config: settings of yours to keep with the run, as JSON can hold them.
+        verbose: True to print warnings and errors to standard error as they come; False to print nothing, not even
+            the line that says where the run is recorded. Rank 0 alone prints.
 
     Costs:
         One pass over the gradients a step, none where torch's clipping takes their norms first (without a scaler,
@@ -131,6 +136,10 @@ def wrap(
         scalar_interval=scalar_interval,
         config=settings,
     )
+    if verbose is not False and not rank_and_world_size()[0]:
+        announce(monitor.logdir)
+        if verbose:
+            monitor.on_event(print_live)
     monitor._recorder.look_for_a_repeat()
     return monitor
 
