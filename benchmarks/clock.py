@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 import tbnum.monitor
+from benchmarks.passes import Passes
 from tbnum.log import writer
 from tbnum.observe import grad_scaler
 from tbnum.observe.steps import StepObserver
@@ -44,26 +44,27 @@ class Clock:
 
     Clocked are the hooks that tbnum registers with torch, what clipping and the scaler tell the observer, and
     `log_loss`. Not clocked is what surrounds the observer in a seen clip and a swapped scaler: some microseconds a
-    step. A pass is a call of a function in `tbnum.measure` whose name ends in `_of`; what it needs of Python is in it.
-    The clock has to be opened before `tbnum.wrap`.
+    step. What a pass is, `Passes` says. The clock has to be opened before `tbnum.wrap`.
     """
 
     def __init__(self) -> None:
-        self._inside = self._passes = self._background = 0.0
-        self._in_tbnum = self._in_pass = False
+        self._inside = self._background = 0.0
+        self._in_tbnum = False
+        self._passes = Passes()
         self._replaced: list[tuple[Any, str, Any]] = []
         self._thread = threading.get_ident()
 
     def take(self) -> Spent:
-        spent = Spent(self._inside, self._passes, self._background)
-        self._inside = self._passes = self._background = 0.0
+        spent = Spent(self._inside, self._passes.take(), self._background)
+        self._inside = self._background = 0.0
         return spent
 
     @contextmanager
     def running(self) -> Iterator[Clock]:
         try:
             self._install()
-            yield self
+            with self._passes.running():
+                yield self
         finally:
             for owner, name, original in reversed(self._replaced):
                 setattr(owner, name, original)
@@ -79,12 +80,6 @@ class Clock:
         self._replace(tbnum.monitor.Monitor, "log_loss", self._entry(tbnum.monitor.Monitor.log_loss))
         self._replace(grad_scaler, "_follow_all", self._entry(grad_scaler._follow_all))
         self._replace(writer._Sink, "round", self._background_round(writer._Sink.round))
-        for name, module in list(sys.modules.items()):
-            if name.startswith("tbnum."):
-                for each, value in list(vars(module).items()):
-                    origin = getattr(value, "__module__", "")
-                    if callable(value) and origin.startswith("tbnum.measure.") and each.endswith("_of"):
-                        self._replace(module, each, self._pass(value))
 
     def _replace(self, owner: Any, name: str, by: Any) -> None:
         self._replaced.append((owner, name, getattr(owner, name)))
@@ -102,21 +97,6 @@ class Clock:
             finally:
                 self._inside += time.perf_counter() - start
                 self._in_tbnum = False
-
-        return clocked
-
-    def _pass(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def clocked(*args: Any, **kwargs: Any) -> Any:
-            if not self._in_tbnum or self._in_pass or threading.get_ident() != self._thread:
-                return call(*args, **kwargs)
-            self._in_pass = True
-            start = time.perf_counter()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._passes += time.perf_counter() - start
-                self._in_pass = False
 
         return clocked
 

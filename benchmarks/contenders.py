@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
@@ -22,6 +22,7 @@ __all__ = [
     "EVERYTHING",
     "MAX_NORM",
     "AddHistogram",
+    "AddLossAndNorm",
     "AddScalar",
     "ItemNorms",
     "Kind",
@@ -128,6 +129,28 @@ class AddScalar(Watch):
             values["loss_scale"] = self._training.scaler.get_scale()
         for tag, value in values.items():
             self._writer.add_scalar(tag, value, self._step)
+        self._step += 1
+
+
+class AddLossAndNorm(Watch):
+    """Two values a step by hand, where the loop has no norm also the pass that takes it."""
+
+    name = "add_scalar of loss and norm"
+
+    def attach(self, training: Any, folder: Path) -> None:
+        self._parameters = list(training.model.parameters())
+        self._writer = SummaryWriter(str(folder))
+        self._step = 0
+
+    def detach(self) -> None:
+        self._writer.close()
+
+    def stepped(self, loss: Tensor, total_norm: Tensor | None) -> None:
+        if total_norm is None:
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            total_norm = nn.utils.get_total_norm(gradients)
+        self._writer.add_scalar("loss", loss.item(), self._step)
+        self._writer.add_scalar("grad_norm", total_norm.item(), self._step)
         self._step += 1
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import log, overhead
+from benchmarks import log, overhead, small
 from benchmarks.clock import Clock
 from benchmarks.contenders import DEFAULTS, EVERYTHING, Tbnum, Watch
+from benchmarks.passes import Passes
 from benchmarks.report import Report, Row, median, quantile, spread, table
 
 
@@ -39,6 +40,7 @@ def written(path: Path) -> dict[str, list[dict[str, Any]]]:
 def test_overhead_times_tbnum_and_its_peers_in_one_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "BLOCK", 8)
     monkeypatch.setattr(overhead, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(overhead, "small", lambda report, rounds: None)
     monkeypatch.setattr(overhead.WandbWatch, "installed", staticmethod(lambda: False))  # it takes seconds to start
     overhead.main(["--sizes", "0.1M", "--rounds", "1", "--tensors", "10,20", "--quick", "--json", str(tmp_path / "o")])
     (loop, rows), (_, growth) = written(tmp_path / "o").items()
@@ -57,6 +59,37 @@ def test_a_loop_with_a_scaler_is_timed_too(tmp_path: Path) -> None:
     figures, bare = overhead.measure(training, [Tbnum()], rounds=1, seconds=0, folder=tmp_path)
     (spent,) = figures["tbnum, defaults"].inside
     assert 0 < spent.passes < spent.inside < min(bare) * 10
+
+
+def test_short_steps_are_timed_beside_the_bare_loop_and_scalars_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small, "SWEPT", 100)
+    monkeypatch.setattr(small, "DEFAULTS", {**DEFAULTS, "histogram_interval": 20, "tensor_interval": 5})
+    monkeypatch.setattr(small, "TENSORS", (2,))
+    for targets in small.MOST_PYTHON_US.values():
+        monkeypatch.setitem(targets, 2, 1.0)
+    monkeypatch.setitem(small.MOST_BACKWARD_US, 2, 1.0)
+    report = Report("small")
+    small.small(report, rounds=1, steps=4)
+    mlp, python = report.sections.values()
+    measured = {row.what: row for row in mlp}
+    for loop, most in small.MOST.items():
+        assert measured[f"{loop}: tbnum"].target == most
+        assert measured[f"{loop}: add_scalar of loss and norm"].value
+    assert [row.what for row in python if row.target is None] == [] and len(python) == 5
+
+
+def test_passes_are_clocked_on_the_thread_that_asked_and_only_while_it_does() -> None:
+    from tbnum.measure import norms
+
+    before = norms.norms_of
+    passes = Passes()
+    with passes.running():
+        norms.norms_of([torch.ones(3)])
+        assert passes.take() > 0 and passes.take() == 0
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(norms.norms_of, [torch.ones(3)]).result()
+        assert passes.take() == 0
+    assert norms.norms_of is before
 
 
 def test_log_writes_reads_and_watches_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
