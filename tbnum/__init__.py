@@ -1,7 +1,7 @@
 """A flight recorder for the numerics of PyTorch training, shown in TensorBoard.
 
-    monitor = tbnum.wrap(optimizer, scaler, model=model, logdir="runs/gpt")   # the training loop stays as it is
-    runs = tbnum.read("runs")                                                 # every step of every run, as arrays
+monitor = tbnum.wrap(optimizer, scaler, model=model, logdir="runs/gpt")   # the training loop stays as it is
+runs = tbnum.read("runs")                                                 # every step of every run, as arrays
 """
 
 from __future__ import annotations

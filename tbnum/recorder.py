@@ -24,6 +24,7 @@ from tbnum._version import __version__
 from tbnum.arguments import described, settings_of
 from tbnum.explain import LiveExplainer
 from tbnum.explain.repeats import divergence, fingerprint
+from tbnum.log.columns import columns_named
 from tbnum.log.dashboards import Dashboards
 from tbnum.log.reader import Run, session_metas, writing_now
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
@@ -389,7 +390,7 @@ class _Lost(NamedTuple):
 
 
 def _thresholds(run: Run) -> set[float]:
-    first = [values[0] for name, values in run.steps.items() if name.split("/")[-1] == "max_norm" and len(values)]
+    first = [values[0] for _, values in columns_named(run.steps, "max_norm") if len(values)]
     return {float(value) for value in first if not math.isnan(value)}
 
 

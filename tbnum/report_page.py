@@ -18,6 +18,7 @@ from tbnum.explain.findings import nonfinite_losses
 from tbnum.explain.record import Record
 from tbnum.explain.summary import group_events, worth_reading
 from tbnum.explain.words import number_text, scale_text
+from tbnum.log.columns import columns_named
 from tbnum.log.schema import Event
 from tbnum.report import Report
 
@@ -134,7 +135,7 @@ def _charts(report: Report) -> str:
     scale = record.steps.get("loss_scale")
     if scale is not None and np.isfinite(scale).any():
         charts.append(_chart(record, [("loss_scale", "scale")], "loss scale", 110, log=True, held=True))
-    norms = [name for name in record.steps if name.split("/")[-1] == "grad_norm"]
+    norms = [column.full for column, _ in columns_named(record.steps, "grad_norm")]
     norms = [name for name in norms if np.isfinite(record.steps[name]).any()][:4]
     if norms:
         charts.append(

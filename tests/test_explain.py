@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tbnum.explain import CAUSES, LiveExplainer, explain_run, findings
-from tbnum.explain.messages import SEVERITY, SKIP_SEVERITY
+from tbnum.explain.causes import CAUSE
+from tbnum.explain.kinds import KINDS
 from tbnum.explain.words import duration_text, scale_text, share_text
 from tbnum.log.schema import EVENT_KINDS, Event
 
@@ -246,7 +247,7 @@ def test_the_recent_median_is_the_same_live_and_read():
 
 def test_every_error_among_the_events_is_a_finding_that_is_an_error():
     """So that a run passes `tbnum check` only if its report shows no error."""
-    assert {cause for cause, severity in SKIP_SEVERITY.items() if severity == "error"} == {"nonfinite_parameters"}
+    assert {name for name, cause in CAUSE.items() if cause.severity == "error"} == {"nonfinite_parameters"}
     loop = Loop()
     loop.steps(20)
     loop.step(overflow=True, params_nonfinite=True)
@@ -439,12 +440,11 @@ def test_the_corpus_holds_every_cause_that_needs_no_late_start():
 
 
 def test_every_kind_of_event_has_a_severity_and_a_message_even_without_data():
-    assert set(SEVERITY) == set(EVENT_KINDS) - {"skip"}
-    assert set(SKIP_SEVERITY) == set(CAUSES)
+    assert set(KINDS) == set(EVENT_KINDS) - {"skip"}
     for kind in set(EVENT_KINDS) - {"scale_collapse"}:
         (event,) = explain_run(FakeRun({}, [Event(3, 0.0, kind)]))
         assert event.message or kind == "annotation"
-        assert event.severity == SEVERITY.get(kind, "warning")
+        assert event.severity == (KINDS[kind].severity if kind in KINDS else "warning")
     (event,) = explain_run(FakeRun({}, [Event(3, 0.0, "of_a_newer_tbnum")]))
     assert event.message.startswith("of_a_newer_tbnum")
 

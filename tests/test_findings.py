@@ -16,7 +16,7 @@ import tbnum
 from tbnum.explain import Finding, findings
 from tbnum.explain import thresholds as limits
 from tbnum.explain.finding import STEPS_TOLD, steps_of
-from tbnum.explain.messages import SEVERITY
+from tbnum.explain.kinds import KINDS
 from tbnum.log.schema import Event
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tests.corpus import Known, Loop
@@ -166,13 +166,13 @@ def test_bfloat16_with_a_scaler_is_seen_in_the_loss(tmp_path: Path):
     assert "bfloat16" in found["scaler_without_float16"].remedy
 
 
-@pytest.mark.parametrize("kind", [kind for kind, severity in SEVERITY.items() if severity != "info"])
+@pytest.mark.parametrize("kind", [kind for kind, row in KINDS.items() if row.severity != "info"])
 def test_every_event_that_is_a_warning_or_an_error_is_a_finding_as_grave(kind: str):
     """Else `tbnum check` would let the run pass."""
     data = {"skips": 12} if kind == "scale_collapse" else {}
-    event = Event(3, 0.0, kind, SEVERITY[kind], message="It happened.", data=data)
+    event = Event(3, 0.0, kind, KINDS[kind].severity, message="It happened.", data=data)
     finding = by_rule(findings(FakeRun(columns(), [event], {"first_step": 0}), [event]))[kind]
-    assert finding.severity == SEVERITY[kind]
+    assert finding.severity == KINDS[kind].severity
     assert finding.title and "It happened" in finding.evidence
 
 

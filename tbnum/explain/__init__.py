@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tbnum.explain.ahead import Later, look_ahead
+from tbnum.explain.causes import CAUSES, explained_collapse, explained_skip
 from tbnum.explain.close_look import CloseLook
 from tbnum.explain.evidence import with_evidence
+from tbnum.explain.facts import Known
 from tbnum.explain.finding import Finding
 from tbnum.explain.findings import find
-from tbnum.explain.messages import explained_collapse, explained_event, explained_skip
+from tbnum.explain.kinds import explained_event
+from tbnum.explain.past import LivePast, RecordedPast
 from tbnum.explain.predict import NextOverflow, next_overflow
 from tbnum.explain.ranks import events_of_all_ranks
-from tbnum.explain.record import Later, LivePast, Record, RecordedPast, complete_events, first_step, look_ahead
-from tbnum.explain.rules import CAUSES, Rules
+from tbnum.explain.record import Record, complete_events, first_step
+from tbnum.explain.rules import Rules
 from tbnum.explain.words import as_float
 from tbnum.log.inferred import Numbering
 from tbnum.log.schema import Event
@@ -33,7 +37,7 @@ def explain_run(run: Record) -> list[Event]:
     `data["evidence"]`, from `run.tensors` too where there are any (see `evidence.with_evidence`).
     O(events), a few passes over the columns, and about 0.2 ms for each of at most 1,000 tables that are read.
     """
-    events = events_of_all_ranks(complete_events(run), getattr(run, "ranks", None))
+    events = [Known.of(event) for event in events_of_all_ranks(complete_events(run), getattr(run, "ranks", None))]
     steps = run.steps.get("step")
     recorded = int(steps[-1]) if steps is not None and len(steps) else -1
     last_step = max(recorded, events[-1].step if events else -1)
@@ -74,13 +78,15 @@ class LiveExplainer:
             int(row[step]),
             as_float(row[loss]) if loss >= 0 else float("nan"),
             bool(row[skipped]) if skipped >= 0 else False,
+            columns,
+            row,
         )
 
     def event(self, event: Event) -> Event:
         """`event` with severity, cause, message and remedy. O(1)."""
         if event.kind == "resume":  # what was seen before the checkpoint, if anything, is not what leads to it
             self._begin(int(event.data.get("from_step", event.step)))
-        explained, *derived = _explain(event, self._rules, None, None)
+        explained, *derived = _explain(Known.of(event), self._rules, None, None)
         self._derived += derived
         return explained
 
@@ -94,16 +100,16 @@ class LiveExplainer:
         return derived
 
 
-def _explain(event: Event, rules: Rules, later: Later | None, look: CloseLook | None) -> list[Event]:
+def _explain(event: Known, rules: Rules, later: Later | None, look: CloseLook | None) -> list[Event]:
     """The event in words, and after a skip the collapse that it made clear."""
     if event.kind != "skip":
         rules.notice(event)
         if event.kind != "nonfinite_step":
             return [explained_event(event, later)]
         explained = explained_event(event, later, rules.nonfinite_since(event))
-        return [with_evidence(explained, None, None, look)]
+        return [with_evidence(explained, event.facts, None, None, look)]
     skip, collapse = rules.skip(event)
-    told = [with_evidence(explained_skip(event, skip, later), skip, later, look)]
+    told = [with_evidence(explained_skip(event, skip, later), event.facts, skip, later, look)]
     if collapse is not None:
-        told.append(explained_collapse(event, collapse, later))
+        told.append(explained_collapse(event.event, collapse, later))
     return told

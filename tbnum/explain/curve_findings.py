@@ -26,7 +26,8 @@ from tbnum.explain.thresholds import (
     SPIKES_WARNING,
 )
 from tbnum.explain.words import count_text, number_text, share_text
-from tbnum.log.schema import Event, lr_columns
+from tbnum.log.columns import columns_named
+from tbnum.log.schema import Event
 
 __all__ = ["curve_findings"]
 
@@ -129,8 +130,7 @@ def _what_preceded(record: Record, events: Sequence[Event], row: int) -> tuple[s
     step, begin = int(steps["step"][row]), max(0, row - BEFORE)
     told: list[str] = []
     remedies: list[str] = []
-    for name in lr_columns(steps)[:1]:
-        lr = steps[name]
+    for _, lr in columns_named(steps, "lr")[:1]:
         if row and lr[row] > LR_ROSE * lr[begin] > 0:
             told.append(f"the learning rate rose from {number_text(lr[begin])} to {number_text(lr[row])}")
             remedies.append("Lengthen the warm-up or lower the peak of the learning rate.")
@@ -174,9 +174,8 @@ def _norm_before(record: Record, row: int) -> tuple[int, float] | None:
 
 
 def _norm_columns(record: Record) -> Iterator[tuple[str, np.ndarray]]:
-    for name, values in record.steps.items():
-        if name.split("/")[-1] == "grad_norm":
-            yield name.removesuffix("grad_norm"), values
+    for column, values in columns_named(record.steps, "grad_norm"):
+        yield column.beside(""), values
 
 
 def _exploding_norms(record: Record, events: Sequence[Event], spikes: Sequence[_Spike]) -> Iterator[Finding]:
@@ -218,7 +217,7 @@ def _exploding_norms(record: Record, events: Sequence[Event], spikes: Sequence[_
 
 def _no_clipping(record: Record, events: Sequence[Event], spikes: Sequence[_Spike]) -> Iterator[Finding]:
     """Only where there is something that clipping is for."""
-    thresholds = [values for name, values in record.steps.items() if name.split("/")[-1] == "max_norm"]
+    thresholds = [values for _, values in columns_named(record.steps, "max_norm")]
     bad = [event.step for event in events if event.cause == "bad_batch"]
     if not thresholds or any(np.isfinite(values).any() for values in thresholds):
         return
@@ -242,12 +241,10 @@ def _schedule_drift(record: Record) -> Iterator[Finding]:
     if is_scalar_log(record):
         return  # a rate may be logged before or after it moved on
     steps = record.steps
-    for name in lr_columns(steps):
-        *prefix, last = name.split("/")
-        if last.isdigit():
-            continue  # of further groups: they follow the first
-        lr = steps[name]
-        skipped = steps.get("/".join([*prefix, "skipped"]))
+    for column, lr in columns_named(steps, "lr"):
+        if column.group:
+            continue  # they follow the first
+        skipped = steps.get(column.beside("skipped"))
         if skipped is None or len(lr) < 2:
             continue
         with np.errstate(invalid="ignore"):
@@ -257,7 +254,7 @@ def _schedule_drift(record: Record) -> Iterator[Finding]:
         total = len(lr)
         if drift < 2 or drift < SCHEDULE_DRIFT_INFO * total:
             continue
-        whose = f" of {prefix[0]}" if prefix else ""
+        whose = f" of {column.optimizer}" if column.optimizer else ""
         evidence = (
             f"The learning rate{whose} moved on after {drift:,} of {int(np.count_nonzero(skipped[:-1])):,} skipped "
             f"steps: it is {count_text(drift, 'step')} ({share_text(drift, total)} of the run) ahead of the updates."

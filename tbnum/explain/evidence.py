@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.explain.ahead import Later
 from tbnum.explain.began import Began, began, forward_order
 from tbnum.explain.close_look import CloseLook, Failure
-from tbnum.explain.record import Later
+from tbnum.explain.facts import Facts
 from tbnum.explain.rules import BENIGN, Skip
-from tbnum.explain.words import as_float
 from tbnum.log.schema import Event
 
 __all__ = ["with_evidence"]
@@ -26,7 +26,7 @@ BACKWARD_CAUSES = ("scale_warmup", "growth_probe", "bad_batch", "unknown")
 """Where the loss was finite, so that the overflow began somewhere in the backward pass."""
 
 
-def with_evidence(event: Event, skip: Skip | None, later: Later | None, look: CloseLook | None) -> Event:
+def with_evidence(event: Event, facts: Facts, skip: Skip | None, later: Later | None, look: CloseLook | None) -> Event:
     """An explained skip or non-finite step with its evidence. `look` is None while the run goes on.
 
     Keys of the evidence, each where it is known:
@@ -34,6 +34,7 @@ def with_evidence(event: Event, skip: Skip | None, later: Later | None, look: Cl
     - `held_steps`: unskipped steps at the scale; `held_before_growth`: where it had just grown, at the one before;
     - `held_before_probe`, `failed_probe`: where it had been raised in vain, steps at it before that; the higher one;
     - `recent_loss`: median; `skips_in_row`; `recovered_after`: steps until the scale was back;
+    - `injected`: the note that labels the batch as spoiled on purpose;
     - `nonfinite`: tensors in backward order, each with its counts of `nan` and `inf`; `nan`, `inf`: of all of them;
     - `largest_finite`: magnitude in any gradient; `largest_finite_scaled`: times the loss scale;
     - `finite_neighbours`: the gradients computed just before, with their usual norm;
@@ -45,7 +46,7 @@ def with_evidence(event: Event, skip: Skip | None, later: Later | None, look: Cl
     close = skip is None or skip.in_row <= LOOKS_IN_A_ROW
     failure = look.failure(event.step, event.optimizer) if look is not None and close else None
     if failure is not None and look is not None and failure.nonfinite.any():
-        evidence |= _of_tensors(event, failure)
+        evidence |= _of_tensors(facts, failure)
         if skip is not None and skip.cause in BACKWARD_CAUSES:
             ratio = look.norm_ratio(event.step, event.optimizer)
             origin = began(failure.names, failure.nonfinite.tolist())
@@ -66,6 +67,8 @@ def with_evidence(event: Event, skip: Skip | None, later: Later | None, look: Cl
 
 def _of_history(skip: Skip, later: Later | None) -> dict[str, Any]:
     evidence: dict[str, Any] = {"held_steps": skip.held, "skips_in_row": skip.in_row}
+    if skip.injected is not None:
+        evidence["injected"] = skip.injected
     if skip.held_before_growth > 0:
         evidence["held_before_growth"] = skip.held_before_growth
     if skip.held_before_probe > 0:
@@ -80,7 +83,7 @@ def _of_history(skip: Skip, later: Later | None) -> dict[str, Any]:
     return evidence
 
 
-def _of_tensors(event: Event, failure: Failure) -> dict[str, Any]:
+def _of_tensors(facts: Facts, failure: Failure) -> dict[str, Any]:
     order = forward_order(failure.names)
     rows = np.array([at for at in reversed(order) if failure.nonfinite[at]])  # in backward order: where it began first
     listed = [
@@ -95,9 +98,8 @@ def _of_tensors(event: Event, failure: Failure) -> dict[str, Any]:
     if np.isfinite(failure.absmax).any():
         largest = float(np.nanmax(failure.absmax))
         evidence["largest_finite"] = largest
-        scale = as_float(event.data.get("loss_scale"))
-        if not math.isnan(scale):
-            evidence["largest_finite_scaled"] = largest * scale
+        if not math.isnan(facts.loss_scale):
+            evidence["largest_finite_scaled"] = largest * facts.loss_scale
     return evidence
 
 

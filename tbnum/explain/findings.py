@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tbnum.explain.causes import EDGE_REMEDY, forward_remedy
 from tbnum.explain.curve_findings import curve_findings
+from tbnum.explain.facts import skips_of
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
-from tbnum.explain.messages import EDGE_REMEDY, SEVERITY, forward_remedy
+from tbnum.explain.kinds import KINDS
 from tbnum.explain.ranks import rank_findings
-from tbnum.explain.record import Record, attempts, is_scalar_log, skips_of
+from tbnum.explain.record import Record, attempts, is_scalar_log
 from tbnum.explain.rules import BENIGN
 from tbnum.explain.tensor_findings import tensor_findings
 from tbnum.explain.thresholds import (
@@ -22,31 +24,10 @@ from tbnum.explain.thresholds import (
     SKIP_RATE_WARNING,
 )
 from tbnum.explain.words import clock_text, count_text, duration_text, number_text, share_text
+from tbnum.log.columns import columns_named
 from tbnum.log.schema import SEVERITIES, Event, measured
 
 __all__ = ["Finding", "clipped_steps", "find", "nonfinite_losses", "skipped_steps", "wasted_seconds"]
-
-TITLES = {
-    "no_gradients": "The optimizer stepped without gradients",
-    "clip_before_unscale": "Gradients were clipped before unscale_",
-    "backward_under_autocast": "Backward ran under autocast",
-    "update_missing": "scaler.update() was missing",
-    "step_bypassed_scaler": "optimizer.step() went past the scaler",
-    "unscale_in_accumulation": "Gradients were unscaled before the last backward",
-    "loss_not_scaled": "The loss was not scaled",
-    "float16_gradients": "The parameters are float16",
-    "loss_low_precision": "The loss was computed in low precision",
-    "bfloat16_with_scaler": "A GradScaler in a bfloat16 loop",
-    "scaler_state_lost": "The scaler's state was not restored",
-    "optimizer_state_lost": "The optimizer's state was not restored",
-    "schedule_state_lost": "The learning-rate schedule was not restored",
-    "norm_overflow": "The gradient norm overflowed",
-    "gradient_underflow": "Gradients underflow",
-    "ranks_disagree": "The ranks disagree",
-    "repeat_of_diverged_run": "A run like this one diverged before",
-}
-"""Of the findings that are an event of the same name, told once with how often it happened. A warning or an error has
-its title here, or a finding of its own below."""
 
 
 def find(record: Record, events: Sequence[Event]) -> list[Finding]:
@@ -221,15 +202,15 @@ _BFLOAT16_WITH_SCALER = (
 
 
 def _told_once(by_kind: dict[str, list[Event]]) -> Iterator[Finding]:
-    for kind, title in TITLES.items():
+    for kind, row in KINDS.items():
         events = by_kind.get(kind)
-        if events:
+        if events and row.title:
             first = events[0]
             times = f"{count_text(len(events), 'time')}, first at step {first.step}"
             in_bfloat16 = any(event.data.get("dtype") == "bfloat16" for event in events)
             if kind == "loss_low_precision" and in_bfloat16 and "bfloat16_with_scaler" not in by_kind:
                 yield Finding("scaler_without_float16", "warning", *_BFLOAT16_WITH_SCALER, steps=_steps(events))
-            yield Finding(kind, SEVERITY[kind], title, f"{first.message} ({times})", first.remedy, _steps(events))
+            yield Finding(kind, row.severity, row.title, f"{first.message} ({times})", first.remedy, _steps(events))
 
 
 def _rivals(record: Record) -> Iterator[Finding]:
@@ -274,8 +255,8 @@ def _dropped(record: Record) -> Iterator[Finding]:
 
 
 def _clipping(record: Record) -> Iterator[Finding]:
-    for name in [name for name in record.steps if name.split("/")[-1] == "clip_coef"]:
-        prefix = name.removesuffix("clip_coef")
+    for column, _ in columns_named(record.steps, "clip_coef"):
+        prefix = column.beside("")
         clipped, known = clipped_steps(record, prefix)
         thresholds = record.steps.get(prefix + "max_norm", np.empty(0))
         thresholds = thresholds[np.isfinite(thresholds)]

@@ -17,6 +17,7 @@ import numpy as np
 from tbnum.explain.finding import OF_THE_RUN, Finding
 from tbnum.explain.thresholds import OUTLYING_LOSS, RANK_LOST_SECONDS, REPLICAS_APART
 from tbnum.explain.words import as_float, number_text, scale_text
+from tbnum.log.columns import StepColumn, columns_named
 from tbnum.log.ranks import Ranks, ranks_text
 from tbnum.log.schema import Event
 
@@ -92,7 +93,7 @@ def _look(ranks: Ranks, failed: Sequence[Event]) -> None:
     """What the rules below ask of all ranks, in one pass over them."""
     prefixes = {f"{event.optimizer}/" if event.optimizer else "" for event in failed}
     rows = _rows_of(ranks, [event.step for event in failed])
-    spreads = ["loss", *_verdicts(ranks), *(name for name in ranks.steps if name.split("/")[-1] == "param_norm")]
+    spreads = ["loss", *_verdicts(ranks), *(column.full for column, _ in columns_named(ranks.steps, "param_norm"))]
     names = ["loss", "micro_batches", *(prefix + "nonfinite_tensors" for prefix in sorted(prefixes))]
     ranks.look(spreads=spreads, names=names, rows=rows[rows >= 0].tolist())
 
@@ -108,7 +109,7 @@ def _rows_of(ranks: Ranks, steps: Sequence[int]) -> np.ndarray:
 
 def _verdicts(ranks: Ranks) -> list[str]:
     """Columns in which ranks agree, or one of them goes its own way."""
-    return [name for name in ranks.steps if name.split("/")[-1] == "skipped" or name == "loss_scale"]
+    return [name for name in ranks.steps if StepColumn.parse(name).name in ("skipped", "loss_scale")]
 
 
 def _with_ranks(
@@ -266,8 +267,9 @@ def disagreement_words(data: Mapping[str, Any]) -> str:
         for rank, value in zip(numbers, map(as_float, values), strict=False):
             if not math.isnan(value):
                 by_value.setdefault(value, []).append(rank)
-        if name.split("/")[-1] == "skipped":
-            whose = f"{name.rpartition('/')[0]} " if "/" in name else ""
+        column = StepColumn.parse(name)
+        if column.name == "skipped":
+            whose = f"{column.optimizer} " if column.optimizer else ""
             parts.append(
                 f"{whose}skipped on {ranks_text(by_value.get(1.0, []))} and not on {ranks_text(by_value.get(0.0, []))}"
             )
@@ -288,7 +290,7 @@ def _apart(ranks: Ranks) -> Iterator[Finding]:
         or any(not plan.is_of_one_rank for plan in ranks.plans()[-1].values())
     ):
         return
-    for name in (name for name in ranks.steps if name.split("/")[-1] == "param_norm"):
+    for name in [column.full for column, _ in columns_named(ranks.steps, "param_norm")]:
         lowest, highest = ranks.spread(name)
         with np.errstate(invalid="ignore"):
             rows = np.flatnonzero(highest - lowest > REPLICAS_APART * np.abs(highest))

@@ -14,23 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tbnum.explain.record import Past, also_skipped, halvings_of, skips_of, slack_of
+from tbnum.explain.facts import Known
+from tbnum.explain.past import Past
+from tbnum.explain.record import SCALE_CHANGES
 from tbnum.explain.thresholds import SPOILED_NORMS
 from tbnum.explain.words import as_float
 from tbnum.log.inferred import Numbering
-from tbnum.log.schema import Event
 
-__all__ = ["BENIGN", "CAUSES", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "loss_is_nonfinite"]
-
-CAUSES: dict[str, str] = {
-    "scale_warmup": "the first scale was too high and came down",
-    "growth_probe": "the scaler tried a higher scale, which overflowed",
-    "bad_batch": "a scale that had held overflowed",
-    "forward_nonfinite": "the loss was not finite: no scale helps",
-    "nonfinite_parameters": "parameters not finite: no scale helps",
-    "unknown": "the record cannot tell",
-}
-"""Every cause of a skip, and what it means."""
+__all__ = ["BENIGN", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip"]
 
 BENIGN = ("scale_warmup", "growth_probe")
 """Causes that belong to the life of a dynamic loss scale."""
@@ -109,14 +100,14 @@ class Rules:
         self._injected: tuple[int, str] | None = None
         self._row = _Row()
 
-    def notice(self, event: Event) -> None:
+    def notice(self, event: Known) -> None:
         """Takes an event that is no skip."""
-        kind, data, at = event.kind, event.data, self._count(event.step)
-        if kind in ("scale_growth", "scale_backoff", "scale_set", "scaler_state_lost"):
+        kind, at = event.kind, self._count(event.step)
+        if kind in SCALE_CHANGES:
             self._probe = self._probe_after(event)
             self._last_change, self._change, self._change_skips = kind, at, self._skips
-            self._change_slack = slack_of(event)
-            self._row.scale = as_float(data.get("new_scale"))
+            self._change_slack = event.facts.slack
+            self._row.scale = event.facts.new_scale
             if kind in ("scale_set", "scaler_state_lost"):
                 self._start, self._start_skips = at, self._skips
         elif kind == "nonfinite_step":
@@ -124,39 +115,39 @@ class Rules:
                 self._nonfinite_since = event.step
         elif kind == "resume":
             self._nonfinite_since = None  # the checkpoint's parameters
-        elif kind == "annotation" and data.get("injected"):
-            self._injected = (event.step, str(data.get("text", "")))
+        elif kind == "annotation" and event.data.get("injected"):
+            self._injected = (event.step, str(event.data.get("text", "")))
 
-    def nonfinite_since(self, event: Event) -> int | None:
+    def nonfinite_since(self, event: Known) -> int | None:
         """Of a step that was taken with non-finite gradients: where the parameters had become non-finite before."""
         since = self._parameters_nonfinite_since(event.step)
         return since if since is not None and since < event.step else None
 
-    def skip(self, event: Event) -> tuple[Skip, Collapse | None]:
+    def skip(self, event: Known) -> tuple[Skip, Collapse | None]:
         """Judges a skip; the collapse, when this skip makes it clear."""
-        step, data, at = event.step, event.data, self._count(event.step)
-        scale = as_float(data.get("loss_scale"))
-        if self._last_skip is None or at - also_skipped(event) > self._last_skip + 1:
+        step, at = event.step, self._count(event.step)
+        scale = event.facts.loss_scale
+        if self._last_skip is None or at - event.facts.also_skipped > self._last_skip + 1:
             self._row = _Row(start=step, first_scale=scale)
         # With several optimizers a step may have several skips; where not every step was logged, one tells of several.
-        before = self._skips - (at == self._last_skip) + skips_of(event) - 1
+        before = self._skips - (at == self._last_skip) + event.facts.at_least - 1
         held = self._unskipped(at, self._change, self._change_skips, before)
         recent = self._past.recent_losses(step)
         injected = self._injected[1] if self._injected and self._injected[0] == step else None
         nonfinite_since = self._parameters_nonfinite_since(step)
         cause = self._cause(event, held, before, recent, injected is not None, nonfinite_since)
         row, probe = self._row, self._probe
-        new_scale = as_float(data.get("new_scale"))
+        new_scale = event.facts.new_scale
         row.scale = scale if math.isnan(new_scale) else new_scale
         if at != self._last_skip:
-            row.skips += max(skips_of(event), halvings_of(event))
-            self._skips += skips_of(event)
+            row.skips += max(event.facts.at_least, event.facts.halvings)
+            self._skips += event.facts.at_least
             self._last_skip = at
         row.causes[cause] += 1
         verdict = Skip(
             cause=cause,
             held=held,
-            about=self._change_slack + slack_of(event) > 0,
+            about=self._change_slack + event.facts.slack > 0,
             held_before_growth=probe.held if probe and not probe.failed else -1,
             held_before_probe=probe.held_in_all if probe and probe.failed else -1,
             failed_probe=probe.scale if probe and probe.failed else math.nan,
@@ -173,23 +164,23 @@ class Rules:
         return verdict, self._collapse(cause)
 
     def _cause(
-        self, event: Event, held: int, before: int, recent: Sequence[float], injected: bool, nonfinite_since: int | None
+        self, event: Known, held: int, before: int, recent: Sequence[float], injected: bool, nonfinite_since: int | None
     ) -> str:
-        if event.data.get("params_nonfinite") or nonfinite_since is not None:
+        if event.facts.params_nonfinite or nonfinite_since is not None:
             return "nonfinite_parameters"  # first: non-finite parameters make the loss non-finite too
-        if loss_is_nonfinite(event.data):
+        if event.facts.loss_nonfinite:
             return "forward_nonfinite"
         if self._row.collapsed:
             return "unknown"  # a finite loss, and gradients that overflow at every scale: no scale was to blame
-        if _inferred(event) and math.isnan(as_float(event.data.get("loss_scale"))):
+        if event.facts.inferred and math.isnan(event.facts.loss_scale):
             return "unknown"  # no scale was logged
-        if as_float(event.data.get("loss_scale")) == 0:
+        if event.facts.loss_scale == 0:
             return "unknown"  # no batch and no probe: no gradient can be divided by it
-        at, slack = self._count(event.step), slack_of(event)
+        at, slack = self._count(event.step), event.facts.slack
         if self._start is not None:
             unskipped = self._unskipped(at, self._start, self._start_skips, before)
             # The first scale in a scalar log is the one after the first step: whether it fell is not seen.
-            if unskipped <= (1 if _inferred(event) and not slack and self._start < 0 else 0):
+            if unskipped <= (1 if event.facts.inferred and not slack and self._start < 0 else 0):
                 return "scale_warmup"
             if unskipped <= slack:
                 return "unknown"
@@ -199,7 +190,7 @@ class Rules:
         if self._last_change == "scale_growth" and held < probe:
             spoiled = (
                 injected
-                or loss_stands_out(as_float(event.data.get("loss")), recent)
+                or loss_stands_out(event.facts.loss, recent)
                 or self._past.norm_ratio(event.step, event.optimizer) >= SPOILED_NORMS
             )
             return "bad_batch" if spoiled else "growth_probe"
@@ -207,25 +198,25 @@ class Rules:
             return "unknown"  # what the scaler did before the record began is not known
         return "bad_batch"
 
-    def _at_edge(self, event: Event, recent: Sequence[float]) -> bool:
+    def _at_edge(self, event: Known, recent: Sequence[float]) -> bool:
         """Whether nothing tells of a spoiled batch: the loss and the gradients that stayed finite are known, and do not
         stand out, and what did not fit became inf. Then the scale had no headroom left.
         """
         return (
-            loss_is_usual(as_float(event.data.get("loss")), recent)
+            loss_is_usual(event.facts.loss, recent)
             and self._past.norm_ratio(event.step, event.optimizer) < SPOILED_NORMS
             and self._past.overflowed(event.step, event.optimizer)
         )
 
-    def _probe_after(self, event: Event) -> _Probe | None:
+    def _probe_after(self, event: Known) -> _Probe | None:
         """What is known of the last growth after a change of the scale."""
-        old, new = as_float(event.data.get("old_scale")), as_float(event.data.get("new_scale"))
+        old, new = event.facts.old_scale, event.facts.new_scale
         held = self._unskipped(self._count(event.step) + 1, self._change, self._change_skips)
         probe = self._probe
         if event.kind == "scale_growth":
             before = probe.held_in_all if probe is not None and probe.failed else 0
             return _Probe(old, new, held, before + held)
-        slack = self._change_slack + slack_of(event)
+        slack = self._change_slack + event.facts.slack
         if event.kind != "scale_backoff" or probe is None or probe.failed or held + slack >= PROBE_STEPS:
             return None
         return replace(probe, failed=True) if (old, new) == (probe.scale, probe.scale_below) else None
@@ -275,18 +266,6 @@ class _Row:
         self.skips = 0
         self.causes: Counter[str] = Counter()
         self.collapsed = False
-
-
-def _inferred(event: Event) -> bool:
-    return bool(event.data.get("inferred"))
-
-
-def loss_is_nonfinite(data: Mapping[str, Any]) -> bool:
-    """Whether the loss was measured and is not finite. A NaN without a backward pass is only unknown."""
-    loss = as_float(data.get("loss"))
-    if math.isnan(loss):
-        return as_float(data.get("micro_batches")) >= 1 or bool(data.get("loss_logged"))
-    return math.isinf(loss)
 
 
 def loss_is_usual(loss: float, recent: Sequence[float]) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tbnum.explain.causes import CAUSES
+from tbnum.explain.facts import skips_of
 from tbnum.explain.findings import Finding, clipped_steps, nonfinite_losses, skipped_steps
-from tbnum.explain.record import Record, attempts, is_scalar_log, skips_of
-from tbnum.explain.rules import CAUSES
+from tbnum.explain.record import Record, attempts, is_scalar_log
+from tbnum.log.columns import columns_named
 from tbnum.log.schema import Event
 
 __all__ = ["EventGroup", "group_events", "skipped_steps", "step_count", "summarize", "worth_reading"]
@@ -78,7 +80,9 @@ def group_events(events: Iterable[Event]) -> list[EventGroup]:
 
 
 def _sort(event: Event) -> tuple[str, str | None, str | None, bool]:
-    return event.kind, event.cause, event.optimizer, "injected on purpose" in event.message
+    evidence = event.data.get("evidence")
+    injected = isinstance(evidence, Mapping) and "injected" in evidence
+    return event.kind, event.cause, event.optimizer, injected
 
 
 def _skipped(record: Record, events: Sequence[Event]) -> dict[str, Any]:
@@ -141,10 +145,8 @@ def _loss_scale(record: Record) -> dict[str, Any] | None:
 def _clipping(record: Record) -> list[dict[str, Any]]:
     """For each optimizer whose clipping was seen."""
     seen = []
-    for name in record.steps:
-        if name.split("/")[-1] != "clip_coef":
-            continue
-        prefix = name.removesuffix("clip_coef")
+    for column, _ in columns_named(record.steps, "clip_coef"):
+        prefix = column.beside("")
         clipped, known = clipped_steps(record, prefix)
         thresholds = record.steps.get(prefix + "max_norm", np.empty(0))
         thresholds = thresholds[np.isfinite(thresholds)]

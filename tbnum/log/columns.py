@@ -1,4 +1,4 @@
-"""The name of a column of a step as a value: whose it is, what it holds, of which parameter group or term of the loss."""
+"""The name of a column of a step as a value: whose it is, what it holds, of which group or term of the loss."""
 
 from __future__ import annotations
 

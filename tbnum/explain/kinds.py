@@ -1,0 +1,310 @@
+"""Each kind of event in words: the table of kinds, a row each. Skips have their causes besides (`causes`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tbnum.explain.ahead import Later
+from tbnum.explain.causes import spoiled_since
+from tbnum.explain.facts import Facts, Known
+from tbnum.explain.phrases import as_inferred, at_place, change, subject, tensors
+from tbnum.explain.ranks import disagreement_words, guilty_words
+from tbnum.explain.words import as_float, count_text, number_text, scale_text
+from tbnum.log.schema import Event
+
+__all__ = ["KINDS", "Kind", "Occurrence", "explained_event"]
+
+
+class Occurrence(NamedTuple):
+    """An event, and what came later (None while the run goes on, and for kinds without hindsight)."""
+
+    event: Known
+    later: Later | None = None
+
+    @property
+    def facts(self) -> Facts:
+        return self.event.facts
+
+
+Words = str | Callable[[Occurrence], str]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an event of a kind is told. `title`: of the finding that counts them; "" where another rule tells of them."""
+
+    severity: str
+    message: Words
+    remedy: Words
+    title: str = ""
+
+
+def explained_event(event: Known, later: Later | None, nonfinite_since: int | None = None) -> Event:
+    """Any event but a skip, in words. A kind of a newer tbnum passes with its name as message.
+
+    `nonfinite_since`: of a non-finite step, where the parameters had become non-finite before.
+    """
+    kind = KINDS.get(event.kind, _NEWER)
+    seen = Occurrence(event, later)
+    message, remedy = (words if isinstance(words, str) else words(seen) for words in (kind.message, kind.remedy))
+    if "rank" in event.data and event.kind != "rank_lost":
+        message = f"Rank {event.data['rank']}: {message}"
+    cause = event.event.cause
+    if event.kind == "nonfinite_step" and nonfinite_since is not None:
+        why, remedy = spoiled_since(nonfinite_since)
+        cause, message = "nonfinite_parameters", f"{message.removesuffix('.')}: {why}."
+    elif event.kind == "nonfinite_step" and event.facts.loss_nonfinite:
+        cause = "forward_nonfinite"
+    message = as_inferred(event.facts, message)
+    return replace(event.event, severity=kind.severity, cause=cause, message=message, remedy=remedy)
+
+
+NOTHING = "Nothing to do."
+
+
+def _scale_backoff(seen: Occurrence) -> str:
+    later, back = seen.later, ""
+    if later and later.recovered_after is not None:
+        back = f"; it was back after {count_text(later.recovered_after, 'step')}"
+    return f"The loss scale came down after an overflow: {change(seen.event)}{back}."
+
+
+def _scale_set(seen: Occurrence) -> str:
+    if seen.facts.inferred:
+        return f"The loss scale changed otherwise than by its scaler: {change(seen.event)}. Set by hand, or lost."
+    return f"The loss scale was set by hand: {change(seen.event)}."
+
+
+def _nonfinite_step(seen: Occurrence) -> str:
+    facts = seen.facts
+    message = f"{subject(seen.event)} was taken although {tensors(facts, 'held NaN or inf')}"
+    if facts.loss_nonfinite:
+        message += f"; the loss was {number_text(facts.loss)}"
+    return message + guilty_words(seen.event.data) + "."
+
+
+def _clip_before_unscale(seen: Occurrence) -> str:
+    scale, max_norm = seen.facts.loss_scale, as_float(seen.event.data.get("max_norm"))
+    message = "Gradients were clipped"
+    message += f" to {number_text(max_norm)}" if not math.isnan(max_norm) else ""
+    message += f"{at_place(seen.event)} while they still carried the loss scale"
+    if not math.isnan(scale):
+        message += f" {scale_text(scale)}: the clip was {scale_text(scale)} times too tight"
+    return message + "."
+
+
+def _resume(seen: Occurrence) -> str:
+    message = f"The run was continued from step {seen.event.data.get('from_step', seen.event.step):,}"
+    return message + {
+        "log": ", by another process or writer.",
+        "steps": "; what was logged from there on before is superseded.",
+        "counted": ", as the optimizer's own count of updates tells.",
+        "unknown": ", the first that is not in the log: from which step its checkpoint was, nothing tells.",
+    }.get(seen.facts.how, ".")
+
+
+def _resume_remedy(seen: Occurrence) -> str:
+    if seen.facts.how != "unknown":
+        return NOTHING
+    return "Keep monitor.state_dict() in the checkpoint, and give it to monitor.load_state_dict() before going on."
+
+
+def _optimizer_state_lost(seen: Occurrence) -> str:
+    event, data = seen.event.event, seen.event.data
+    who = f"The state of {event.optimizer}" if event.optimizer else "The optimizer's state"
+    return f"{who} counts {data.get('updates', '?')} updates where the log has {data.get('expected_updates', '?')}."
+
+
+def _schedule_state_lost(seen: Occurrence) -> str:
+    old, new = (number_text(as_float(seen.event.data.get(key))) for key in ("old_lr", "new_lr"))
+    return f"The learning rate went back to that of the start: {old} -> {new}."
+
+
+def _repeat_of_diverged_run(seen: Occurrence) -> str:
+    data = seen.event.data
+    where = f" at step {data['at_step']:,}" if "at_step" in data else ""
+    run = "The last training in this folder" if data.get("same_folder") else f"The run {data.get('run', '?')!r}"
+    return (
+        f"{run} had the same seed and settings and was lost{where}: "
+        f"{data.get('why', 'see its report')}. This one will fail alike."
+    )
+
+
+def _ranks_disagree(seen: Occurrence) -> str:
+    until = as_float(seen.event.data.get("last_step"))
+    upto = f" to {until:.0f}" if until > seen.event.step else ""
+    return f"The ranks disagree (step {seen.event.step}{upto}): {disagreement_words(seen.event.data)}."
+
+
+def _rank_lost(seen: Occurrence) -> str:
+    data = seen.event.data
+    last, others = as_float(data.get("last_step")), as_float(data.get("last_step_of_others"))
+    where = f"ends at step {last:.0f}, without an end" if last >= 0 else "holds no step"
+    message = f"Rank {data.get('rank', '?')} was lost: its record {where}"
+    return message + (f"; others go on to step {others:.0f}." if others > last else ".")
+
+
+_NEWER = Kind("info", lambda seen: f"{seen.event.kind} (unknown to this version of tbnum).", "")
+
+KINDS: dict[str, Kind] = {
+    "scale_growth": Kind("info", lambda seen: f"The loss scale grew: {change(seen.event)}.", NOTHING),
+    "scale_backoff": Kind("info", _scale_backoff, NOTHING),
+    "scale_set": Kind("info", _scale_set, NOTHING),
+    "scale_collapse": Kind("error", "The loss scale collapsed.", "Read the skips before it."),
+    "nonfinite_step": Kind(
+        "error",
+        _nonfinite_step,
+        lambda seen: (
+            f"Restore a checkpoint from before step {seen.event.step}, and keep such steps from being taken: "
+            "a GradScaler, or clip_grad_norm_(..., error_if_nonfinite=True)."
+        ),
+    ),
+    "norm_overflow": Kind(
+        "warning",
+        lambda seen: (
+            f"Every gradient is finite, but their norm overflowed to {number_text(seen.facts.grad_norm)}: "
+            "clipping by it sets the gradients to 0."
+        ),
+        "Lower the learning rate, or look at the loss around this step: gradients of 1e19 and more are no signal.",
+        title="The gradient norm overflowed",
+    ),
+    "no_gradients": Kind(
+        "warning",
+        lambda seen: (
+            f"{subject(seen.event)} found no gradient in any of its {seen.event.data.get('parameters', '?')} "
+            "parameters."
+        ),
+        "Call loss.backward() between zero_grad() and step(), and check that the loss depends on these parameters.",
+        title="The optimizer stepped without gradients",
+    ),
+    "clip_before_unscale": Kind(
+        "warning",
+        _clip_before_unscale,
+        "Call scaler.unscale_(optimizer) before clipping.",
+        title="Gradients were clipped before unscale_",
+    ),
+    "backward_under_autocast": Kind(
+        "warning",
+        lambda seen: f"backward() ran inside the autocast region{at_place(seen.event)}.",
+        "Move loss.backward() behind the `with torch.autocast(...)` block: backward runs in the types of the forward. "
+        "Where a framework holds that block open (Lightning's manual optimization), turn autocast off around it: "
+        "`with torch.autocast(..., enabled=False)`.",
+        title="Backward ran under autocast",
+    ),
+    "update_missing": Kind(
+        "warning",
+        lambda seen: (
+            f"scaler.step() was called again{at_place(seen.event)} without scaler.update() since the last one."
+        ),
+        "Call scaler.update() once at the end of each step, after scaler.step() of every optimizer.",
+        title="scaler.update() was missing",
+    ),
+    "step_bypassed_scaler": Kind(
+        "warning",
+        lambda seen: (
+            f"optimizer.step() was called{at_place(seen.event)} past an enabled GradScaler: gradients may carry the "
+            "loss scale, and non-finite ones are not skipped."
+        ),
+        "Call scaler.step(optimizer) instead of optimizer.step().",
+        title="optimizer.step() went past the scaler",
+    ),
+    "unscale_in_accumulation": Kind(
+        "warning",
+        lambda seen: (
+            f"{subject(seen.event)} stepped{at_place(seen.event)} on a mixture: backward added gradients that carry "
+            "the loss scale to gradients that scaler.unscale_() had already divided by it."
+        ),
+        "Call scaler.unscale_(optimizer) once a step, after the last backward of the accumulation.",
+        title="Gradients were unscaled before the last backward",
+    ),
+    "loss_not_scaled": Kind(
+        "warning",
+        lambda seen: (
+            f"Gradients were divided by the loss scale{at_place(seen.event)} although no loss of this step had been "
+            "multiplied by it: they came out too small by that factor."
+        ),
+        "Call scaler.scale(loss).backward() for every loss of the step.",
+        title="The loss was not scaled",
+    ),
+    "float16_gradients": Kind(
+        "error",
+        lambda seen: (
+            f"{seen.event.data.get('float16', '?')} of {seen.event.data.get('tensors', '?')} gradients are float16, "
+            f"as their parameters are, and the scaler refused to unscale them{at_place(seen.event)}."
+        ),
+        "Keep the parameters in float32 (no model.half()) and run the forward under torch.autocast.",
+        title="The parameters are float16",
+    ),
+    "loss_low_precision": Kind(
+        "warning",
+        lambda seen: (
+            f"The loss was computed in {str(seen.event.data.get('dtype', '16 bits')).removeprefix('torch.')}"
+            f"{at_place(seen.event)}."
+        ),
+        "Compute the loss inside autocast with torch's loss functions, or from logits.float().",
+        title="The loss was computed in low precision",
+    ),
+    "bfloat16_with_scaler": Kind(
+        "warning",
+        lambda seen: (
+            f"A GradScaler is enabled{at_place(seen.event)} although the forward ran in bfloat16, which has the range "
+            "of float32."
+        ),
+        "Leave the scaler out, or disable it (GradScaler(enabled=False)): a loss scale helps float16 alone.",
+        title="A GradScaler in a bfloat16 loop",
+    ),
+    "gradient_underflow": Kind(
+        "warning",
+        "Much of the gradient flushes to zero at the current loss scale.",
+        "Raise init_scale, or lower growth_interval so that the scale finds its height sooner.",
+        title="Gradients underflow",
+    ),
+    "resume": Kind("info", _resume, _resume_remedy),
+    "scaler_state_lost": Kind(
+        "warning",
+        lambda seen: f"The GradScaler started anew although the run was continued: {change(seen.event)}.",
+        "Save scaler.state_dict() in the checkpoint, and load it before going on.",
+        title="The scaler's state was not restored",
+    ),
+    "optimizer_state_lost": Kind(
+        "warning",
+        _optimizer_state_lost,
+        "Save optimizer.state_dict() in the same checkpoint as the model, and load it before going on.",
+        title="The optimizer's state was not restored",
+    ),
+    "schedule_state_lost": Kind(
+        "warning",
+        _schedule_state_lost,
+        "Save scheduler.state_dict() in the checkpoint, and load it before going on.",
+        title="The learning-rate schedule was not restored",
+    ),
+    "repeat_of_diverged_run": Kind(
+        "warning",
+        _repeat_of_diverged_run,
+        "Change something before it runs on: first the loss scale policy, where there is a GradScaler; then the clip "
+        "threshold, then the learning rate.",
+        title="A run like this one diverged before",
+    ),
+    "ranks_disagree": Kind(
+        "error",
+        _ranks_disagree,
+        "They train different models from here on: go back to a checkpoint before it. Gradients have to be reduced "
+        "before they are unscaled (leave no_sync() before the last backward); with FSDP1 use ShardedGradScaler.",
+        title="The ranks disagree",
+    ),
+    "rank_lost": Kind(
+        "error",
+        _rank_lost,
+        "Look at that process: its own output, the kernel's log (out of memory), its host and device.",
+    ),
+    "annotation": Kind("info", lambda seen: str(seen.event.data.get("text", "")), ""),
+    "crash": Kind(
+        "error",
+        lambda seen: f"The training loop ended with an exception: {seen.event.data.get('error', 'unknown')}",
+        "Read the steps before it: a non-finite loss or a collapsed scale there is the likelier cause.",
+    ),
+}
+"""Every kind of event but a skip."""

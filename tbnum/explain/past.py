@@ -1,0 +1,116 @@
+"""What the steps before a step say. The log and a live run answer alike, as far as each of them can."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tbnum.explain.close_look import CloseLook
+from tbnum.explain.words import as_float
+from tbnum.log.columns import StepColumn
+
+__all__ = ["LivePast", "Past", "RecordedPast"]
+
+WINDOW = 50
+"""How many steps back "recent" reaches."""
+
+
+class Past(Protocol):
+    """Answers of the record. Costs are those of `RecordedPast`: O(log steps + WINDOW) each."""
+
+    def recent_losses(self, before: int) -> list[float]:
+        """Finite losses of the unskipped ones among the `WINDOW` steps recorded before step `before`."""
+        ...
+
+    def last_finite_loss(self, before: int) -> int | None:
+        """The last recorded step before `before` whose loss was finite."""
+        ...
+
+    def value(self, name: str, step: int, optimizer: str | None) -> float:
+        """A column at a step; NaN where it is unknown."""
+        ...
+
+    def norm_ratio(self, step: int, optimizer: str | None) -> float:
+        """How many times their usual length the finite gradients of a skipped step have. NaN where unknown."""
+        ...
+
+    def overflowed(self, step: int, optimizer: str | None) -> bool:
+        """Whether the gradients of a skipped step are known to hold inf, and not NaN alone."""
+        ...
+
+
+class RecordedPast:
+    """The past as arrays have it. Building is O(1)."""
+
+    def __init__(self, steps: Mapping[str, np.ndarray], look: CloseLook | None = None) -> None:
+        self._look = look
+        self._steps = steps
+        self._step = steps.get("step", np.empty(0, np.int64))
+        self._loss = steps.get("loss", np.full(len(self._step), np.nan))
+        self._skipped = steps.get("skipped", np.zeros(len(self._step), bool))
+        self._finite_at: np.ndarray | None = None
+
+    def recent_losses(self, before: int) -> list[float]:
+        end = int(np.searchsorted(self._step, before))
+        window = slice(max(0, end - WINDOW), end)
+        losses = self._loss[window]
+        return losses[np.isfinite(losses) & ~self._skipped[window]].tolist()
+
+    def last_finite_loss(self, before: int) -> int | None:
+        if self._finite_at is None:
+            self._finite_at = self._step[np.isfinite(self._loss)]
+        end = int(np.searchsorted(self._finite_at, before))
+        return int(self._finite_at[end - 1]) if end else None
+
+    def value(self, name: str, step: int, optimizer: str | None) -> float:
+        values = self._steps.get(StepColumn(optimizer, name).full, self._steps.get(name))
+        row = int(np.searchsorted(self._step, step))
+        return float(values[row]) if values is not None and row < len(values) and self._step[row] == step else math.nan
+
+    def norm_ratio(self, step: int, optimizer: str | None) -> float:
+        return math.nan if self._look is None else self._look.norm_ratio(step, optimizer)
+
+    def overflowed(self, step: int, optimizer: str | None) -> bool:
+        failure = None if self._look is None else self._look.failure(step, optimizer)
+        return failure is not None and bool((failure.inf > 0).any())
+
+
+class LivePast:
+    """The past of a run that goes on. Memory O(WINDOW), a step about a microsecond."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)  # that many before the newest
+        self._last_finite: deque[int] = deque(maxlen=2)  # two: the newest may be the step that is asked about
+        self._columns: Sequence[str] = ()
+        self._row: Sequence[Any] = ()
+        self._newest = -1
+
+    def step(self, step: int, loss: float, skipped: bool, columns: Sequence[str] = (), row: Sequence[Any] = ()) -> None:
+        finite = math.isfinite(loss)
+        self._recent.append((step, math.nan if skipped or not finite else loss))
+        if finite:
+            self._last_finite.append(step)
+        self._newest, self._columns, self._row = step, columns, row
+
+    def recent_losses(self, before: int) -> list[float]:
+        losses = [loss for step, loss in self._recent if step < before][-WINDOW:]
+        return [loss for loss in losses if loss == loss]
+
+    def last_finite_loss(self, before: int) -> int | None:
+        return next((step for step in reversed(self._last_finite) if step < before), None)
+
+    def value(self, name: str, step: int, optimizer: str | None) -> float:
+        if step != self._newest:
+            return math.nan
+        full = StepColumn(optimizer, name).full
+        return as_float(self._row[self._columns.index(full)]) if full in self._columns else math.nan
+
+    def norm_ratio(self, step: int, optimizer: str | None) -> float:
+        return math.nan  # the tables of tensors are written, not kept
+
+    def overflowed(self, step: int, optimizer: str | None) -> bool:
+        return False
