@@ -7,18 +7,23 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import tbnum
-from tests.pages import DOCS, ROOT, run_page
+from tests.pages import DOCS, ROOT, blocks, difference, run_page
 
 RECORD = (DOCS / "record.md").read_text(encoding="utf-8")
 
 
-def test_the_example_records_each_of_its_steps_and_the_notebook_reads_them(
+def test_the_example_prints_what_the_readme_shows_and_the_notebook_reads_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path.parent)
+    torch.manual_seed(0)
     run_page(ROOT / "README.md", capsys)
+    printed = " ".join(capsys.readouterr().err.split())
+    (shown,) = [block.text for block in blocks(ROOT / "README.md") if block.text.startswith("tbnum: recording")]
+    assert difference(" ".join(shown.split()), printed) is None, printed
     run = tbnum.read("runs")["gpt"]
     assert run.steps["step"].tolist() == list(range(100))
     assert (run.steps["max_norm"] == 1.0).all()
