@@ -124,7 +124,7 @@ class Report:
         count = skipped["steps"]
         if count is None:
             seen = sum(row["skips"] for row in skipped["causes"].values())
-            return "unknown: no loss scale is logged" + (f"; {seen:,} at least, by the gradient norm" if seen else "")
+            return "unknown: no loss scaler shows in the log" + (f"; {seen:,} at least, by the gradient norm" if seen else "")
         text = f"{count:,}  ({share_text(count, attempts(self.record))})"
         return f"at least {text}, inferred" if skipped["inferred"] else text
 
@@ -143,8 +143,10 @@ class Report:
 def scalar_source(meta: Mapping[str, Any]) -> str:
     """Where a run that never used tbnum was read from, and how much its log can tell."""
     whose = f" of {meta['system']}" if meta["system"] else ""
-    every = "every step" if meta["every"] == 1 else f"one step of {meta['every']:,}"
-    axis = f"; x in samples, {meta['numbering']['unit']:,} a step" if meta["x"] == "samples" else ""
+    unit = {"epochs": "epoch", "environment steps": "rollout"}.get(meta["x"], "step")
+    every = f"every {unit}" if meta["every"] == 1 else f"one {unit} of {meta['every']:,}"
+    size = meta["numbering"]["unit"]
+    axis = f"; x in {meta['x']}, {size:,} a {unit}" if size > 1 else ""
     tags = ", ".join(f"{column} from {tag!r}" for column, tag in meta["tags"].items())
     return f"TensorBoard scalars{whose}, {every}{axis}: {tags}; what is not logged is inferred or unknown"
 

@@ -25,7 +25,9 @@ import tbnum
 from tbnum import cli
 from tbnum.explain import explain_run, findings
 from tbnum.log.event_file import EventFile
-from tbnum.log.inferred import Numbering, infer
+from tbnum.log.inferred import Habits, infer
+from tbnum.log.inferred import Scaler as Known
+from tbnum.log.numbering import Numbering
 from tbnum.log.record_file import file_version, frame
 from tbnum.log.tags import MAPPABLE
 from tensorboard_plugin_tbnum import runs as table
@@ -268,33 +270,208 @@ def test_a_norm_that_is_not_finite_and_losses_that_never_are_again_is_a_step_tha
     assert run.events[0].kind == "nonfinite_step" and run.events[0].step == 40
 
 
-@pytest.mark.parametrize(
-    ("system", "tags"),
-    [
-        ("fairseq", {"loss": "loss", "loss_scale": "loss_scale", "grad_norm": "gnorm", "lr": "lr"}),
-        (
-            "Megatron-DeepSpeed",
-            {
-                "loss": "lm-loss-training/lm loss",
-                "loss_scale": "loss-scale/loss-scale",
-                "grad_norm": "grad-norm/grad-norm",
-                "lr": "learning-rate/learning-rate",
-            },
-        ),
-        ("torchtitan", {"loss": "loss_metrics/global_avg_loss", "grad_norm": "grad_norm", "lr": "lr"}),
-        (None, {"loss": "train_loss_step", "grad_norm": "grad_2.0_norm_total", "lr": "lr-AdamW"}),  # Lightning
-        (None, {"loss": "loss_step", "lr": "lr-AdamW"}),  # Lightning, of self.log("loss", ..., on_step, on_epoch)
-        (None, {"loss": "train/loss", "loss_scale": "train/loss_scale", "lr": "lr-SGD/pg1"}),
-        (None, {"loss": "Loss/train"}),  # the tutorial of torch.utils.tensorboard
-    ],
-)
-def test_the_tags_of_other_systems_are_recognised(tmp_path, system, tags):
-    value = {column: float(number) for number, column in enumerate(tags, 1)}
-    rows = [(step, {tag: value[column] for column, tag in tags.items()} | {"epoch": 0.0}) for step in range(5)]
-    run = one(write(tmp_path, rows))
+# What each system writes at a step of its training, from its source: the columns, and tags that are none.
+WRITTEN = [
+    ("fairseq", {"loss": "loss", "loss_scale": "loss_scale", "grad_norm": "gnorm", "lr": "lr"}, ["nll_loss", "wps"]),
+    (
+        "Megatron-DeepSpeed",
+        {
+            "loss": "lm-loss-training/lm loss",
+            "loss_scale": "loss-scale/loss-scale",
+            "grad_norm": "grad-norm/grad-norm",
+            "lr": "learning-rate/learning-rate",
+        },
+        ["batch-size/batch-size"],
+    ),
+    ("Megatron-LM", {"loss": "loss", "lr": "learning-rate"}, ["loss vs samples", "learning-rate vs samples"]),
+    (
+        "torchtitan",
+        {"loss": "loss_metrics/global_avg_loss", "grad_norm": "grad_norm", "lr": "lr"},
+        ["loss_metrics/global_max_loss", "throughput(tps)", "mfu(%)"],
+    ),
+    ("torchtune", {"loss": "loss", "grad_norm": "grad_norm", "lr": "lr"}, ["tokens_per_second_per_gpu"]),
+    (
+        "GPT-NeoX",
+        {"loss": "train/lm_loss", "loss_scale": "train/loss_scale", "lr": "train/learning_rate"},
+        ["runtime/samples_per_sec", "runtime/iteration_time"],
+    ),
+    ("GPT-NeoX", {"loss": "train/lm_loss", "lr": "train/learning_rate"}, ["runtime/iteration_time"]),
+    (
+        "Stable-Baselines3",
+        {"loss": "train/loss", "lr": "train/learning_rate"},
+        ["rollout/ep_rew_mean", "time/fps", "train/entropy_loss", "train/value_loss", "train/approx_kl"],
+    ),
+    ("MMEngine", {"loss": "loss", "grad_norm": "grad_norm", "lr": "lr"}, ["data_time", "time", "iter", "loss_cls"]),
+    (
+        "MMEngine",
+        {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr"},
+        ["train/data_time", "train/time", "iter", "train/loss_bbox"],
+    ),
+    (
+        "MMCV",
+        {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "learning_rate"},
+        ["momentum", "train/loss_cls"],
+    ),
+    ("detectron2", {"loss": "total_loss", "lr": "lr"}, ["data_time", "eta_seconds", "loss_cls", "loss_box_reg"]),
+    (
+        "OLMo",
+        {"loss": "train/CrossEntropyLoss", "grad_norm": "optim/total_grad_norm", "lr": "optim/learning_rate_group0"},
+        ["train/Perplexity", "throughput/total_tokens"],
+    ),
+    (
+        "OLMo-core",
+        {"loss": "train/CE loss", "grad_norm": "optim/total grad norm", "lr": "optim/LR (group 0)"},
+        ["train/PPL", "throughput/device/TPS"],
+    ),
+    (
+        "Composer",
+        {"loss": "loss/train/total", "grad_norm": "l2_norm/grad/global", "lr": "lr-DecoupledAdamW/group0"},
+        ["trainer/device_train_microbatch_size", "time/train", "metrics/train/MulticlassAccuracy"],
+    ),
+    ("Keras", {"loss": "batch_loss"}, ["batch_accuracy", "epoch_loss", "epoch_learning_rate"]),
+    ("Keras", {"loss": "epoch_loss", "lr": "epoch_learning_rate"}, ["epoch_accuracy"]),
+    (
+        "Transformers",
+        {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate"},
+        ["train/epoch"],
+    ),
+    (None, {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate"}, ["epoch"]),
+    (None, {"loss": "train_loss_step", "grad_norm": "grad_2.0_norm_total", "lr": "lr-AdamW"}, ["epoch"]),  # Lightning
+    (None, {"loss": "loss_step", "lr": "lr-AdamW"}, ["epoch"]),  # of self.log("loss", ..., on_step, on_epoch)
+    (None, {"loss": "train/loss", "loss_scale": "train/loss_scale", "lr": "lr-SGD/pg1"}, []),
+    (None, {"loss": "Loss/train"}, []),  # the tutorial of torch.utils.tensorboard
+    (None, {"loss": "total_loss"}, []),
+    (None, {"loss": "train/lm_loss", "lr": "train/learning_rate"}, []),
+]
+
+
+@pytest.mark.parametrize(("system", "tags", "others"), WRITTEN, ids=[str(system) for system, *_ in WRITTEN])
+def test_a_system_is_recognised_by_what_only_it_writes(tmp_path, system, tags, others):
+    value = {column: float(number) for number, column in enumerate(tags, 2)}
+    scalars = {tag: value[column] for column, tag in tags.items()} | dict.fromkeys(others, 9.0)
+    run = one(write(tmp_path, [(step, scalars) for step in range(5)]))
     assert run.meta["system"] == system and run.meta["tags"] == tags
+    assert run.meta["other_tags"] == sorted(others)
     for column in tags:
         np.testing.assert_array_equal(run.steps[column], np.full(5, value[column]))
+
+
+@pytest.mark.parametrize(
+    ("system", "lr", "parts"),
+    [
+        ("Ultralytics", "lr/pg0", ["train/box_loss", "train/cls_loss", "train/dfl_loss"]),
+        ("YOLOv5", "x/lr0", ["train/box_loss", "train/cls_loss", "train/obj_loss"]),
+    ],
+)
+def test_a_loss_that_is_logged_in_parts_is_their_sum_where_all_are_there(tmp_path, told, system, lr, parts):
+    rows = [(epoch, {lr: 0.01, "val/box_loss": 9.0} | {part: float(epoch) for part in parts}) for epoch in range(1, 9)]
+    del rows[3][1][parts[1]]
+    run = one(write(tmp_path, rows))
+    assert run.meta["system"] == system and run.meta["tags"] == {"loss": " + ".join(parts), "lr": lr}
+    assert run.meta["other_tags"] == ["val/box_loss"]
+    expected = 3.0 * np.arange(1, 9)
+    expected[3] = math.nan
+    np.testing.assert_array_equal(run.steps["loss"], expected)
+    assert f"scalars of {system}, every epoch" in told("report", tmp_path)[1]
+    assert tbnum.read(tmp_path, tags={"loss": "val/box_loss"})["."].steps["loss"][0] == 9.0
+
+
+def test_the_folder_of_keras_validation_is_no_training(tmp_path):
+    train = [(epoch, {"epoch_loss": 1.0, "epoch_learning_rate": 0.01}) for epoch in range(5)]
+    validation = [(epoch, {"epoch_loss": 2.0, "evaluation_loss_vs_iterations": 2.0}) for epoch in range(5)]
+    write(tmp_path / "train", train)
+    write(tmp_path / "validation", validation)
+    assert list(tbnum.read(tmp_path)) == ["train"]
+
+
+def test_stable_baselines_counts_steps_of_the_environment(tmp_path, told):
+    rows = [
+        (2048 * rollout, {"train/loss": 1.0, "train/learning_rate": 3e-4, "time/fps": 900}) for rollout in (1, 2, 3)
+    ]
+    run = one(write(tmp_path, rows))
+    assert run.meta["numbering"] == {"first": 2048, "unit": 2048} and run.meta["x"] == "environment steps"
+    assert "every rollout; x in environment steps, 2,048 a rollout" in told("report", tmp_path)[1]
+
+
+# What a norm that is not finite means.
+
+TORCHTITAN = {"loss": "loss_metrics/global_avg_loss", "grad_norm": "grad_norm", "lr": "lr"}
+TRANSFORMERS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate", "": "train/epoch"}
+LOOP = {"loss": "train_loss", "grad_norm": "grad_norm", "lr": "lr"}
+MEGATRON = {"loss": "lm loss", "grad_norm": "grad-norm", "lr": "learning-rate"}
+
+
+def norms_of(folder: Path, tags: Mapping[str, str], norms: Iterable[float], **columns: Iterable[float]) -> list:
+    """The events of a run with these norms; a loss of 1 where `columns` has none."""
+    norms = list(norms)
+    values = {"loss": [1.0] * len(norms), **columns, "grad_norm": norms}
+    rows = [
+        (step, {tag: values[name][step] if name in values else 0.5 for name, tag in tags.items()})
+        for step in range(len(norms))
+    ]
+    events = one(write(folder, rows)).events
+    assert all(event.message.startswith("Inferred from the gradient norm: ") for event in events)
+    return [(event.step, event.kind) for event in events]
+
+
+@pytest.mark.parametrize("tags", [TORCHTITAN, MEGATRON], ids=["torchtitan", "Megatron-LM without a scale"])
+def test_a_system_without_a_scaler_skips_no_step(tmp_path, tags):
+    assert norms_of(tmp_path / "inf", tags, [1.0, math.inf, 1.0, 1.0]) == [(1, "norm_overflow")]
+    assert norms_of(tmp_path / "nan", tags, [1.0, math.nan, 1.0, 1.0]) == [(1, "nonfinite_norm")]
+    lost = [1.0, 1.0, math.nan, math.nan]
+    events = norms_of(tmp_path / "lost", tags, [1.0, math.inf, math.nan, math.nan], loss=lost)
+    assert events == [(1, "nonfinite_step"), (2, "nonfinite_step"), (3, "nonfinite_step")]
+
+
+def test_a_scale_of_1_throughout_is_that_of_a_scaler_that_is_off(tmp_path):
+    tags = {**MEGATRON, "loss_scale": "loss-scale"}
+    norms = [1.0, math.inf, 1.0, 1.0]
+    assert norms_of(tmp_path / "off", tags, norms, loss_scale=[1.0] * 4) == [(1, "norm_overflow")]
+    assert "skipped" not in one(tmp_path / "off").steps
+    assert norms_of(tmp_path / "static", tags, norms, loss_scale=[128.0] * 4) == [(1, "skip")]
+
+
+def test_where_a_scaler_may_be_there_what_follows_says_whether_the_step_was_skipped(tmp_path):
+    assert norms_of(tmp_path / "finite", LOOP, [1.0, math.nan, 1.0]) == [(1, "skip")]
+    lost = [1.0, 1.0, math.nan]
+    assert norms_of(tmp_path / "lost", LOOP, [1.0, math.nan, math.nan], loss=lost) == [
+        (1, "nonfinite_step"),
+        (2, "nonfinite_step"),
+    ]
+
+
+@pytest.mark.parametrize("tags", [TORCHTITAN, LOOP], ids=["no scaler", "perhaps a scaler"])
+def test_of_the_last_step_that_was_logged_nothing_says_what_became_of_it(tmp_path, tags):
+    assert norms_of(tmp_path, tags, [1.0, 1.0, math.inf]) == [(2, "nonfinite_norm")]
+    (event,) = one(tmp_path).events
+    assert "whether the optimizer stepped is unknown" in event.message and event.severity == "warning"
+
+
+def test_transformers_filters_losses_so_only_norms_say_that_the_parameters_are_finite(tmp_path):
+    assert norms_of(tmp_path / "finite", TRANSFORMERS, [1.0, math.nan, 1.0]) == [(1, "skip")]
+    assert norms_of(tmp_path / "lost", TRANSFORMERS, [1.0, math.nan, math.nan]) == [
+        (1, "nonfinite_step"),
+        (2, "nonfinite_step"),
+    ]
+
+
+def test_one_step_that_spoils_the_means_of_ten_is_one_event(tmp_path):
+    tags = {"loss": "loss", "grad_norm": "grad_norm", "lr": "lr", "": "data_time", "iter": "iter"}
+    norms = [1.0] * 20 + [math.inf] * 10 + [1.0] * 20
+    assert norms_of(tmp_path, tags, norms) == [(20, "skip")]
+    (event,) = one(tmp_path).events
+    assert event.data["within"] == 10 and "At least 1 of the 10 steps up to 20 was skipped" in event.message
+
+
+def test_olmo_core_says_itself_which_steps_its_optimizer_skipped(tmp_path):
+    rows = [
+        (step, {"train/CE loss": 1.0, "optim/total grad norm": 9.0, "optim/step skipped": float(step == 7)})
+        for step in range(20)
+    ]
+    run = one(write(tmp_path, rows))
+    assert inferred(run) == [7] and run.totals.skipped_steps == 1
+    (event,) = run.events
+    assert event.message.startswith("By the log's own count of skips: ") and event.cause == "unknown"
 
 
 def test_tensors_as_tensorflow_2_writes_scalars_are_read_as_well(tmp_path):
@@ -470,7 +647,7 @@ def test_a_scale_of_0_beside_finite_norms_is_none(tmp_path):
     assert run.events == [] and run.totals.skipped_steps is None
 
 
-def test_no_course_of_scalars_is_too_strange():
+def test_no_sequence_of_scalars_is_too_strange():
     rng = np.random.default_rng(0)
     odd = [0.0, -1.0, math.nan, math.inf, 1e-45, 3e38, 1.0, 1.0000001, 2.0, 65536.0]
     for size in (0, 1, 2, 3, 50):
@@ -483,7 +660,9 @@ def test_no_course_of_scalars_is_too_strange():
             for scale_after, lacks, numbering in itertools.product(
                 (True, False, None), (True, False), (Numbering(), Numbering(1), Numbering(32, 32))
             ):
-                found = infer(columns, numbering, logged=logged, scale_after=scale_after, skip_lacks_norm=lacks)
+                known, window = list(Known)[rng.integers(3)], int(rng.choice([1, 10]))
+                habits = Habits(known, scale_after=scale_after, skip_lacks_norm=lacks, window=window)
+                found = infer(columns, numbering, habits, logged=logged)
                 meta = {"source": "tensorboard", "numbering": numbering._asdict()}
                 steps = {name: values for name, values in columns.items() if name != "skipped"}
                 steps |= {} if found.skipped is None else {"skipped": found.skipped}
@@ -669,7 +848,7 @@ def test_the_report_shows_three_inferred_skips_and_where_they_come_from(runs, to
 
 def test_the_report_says_that_skips_are_unknown_where_no_scale_is_logged(runs, told):
     _, out = told("report", runs, "--run", "scalars")
-    assert "skipped unknown: no loss scale is logged" in out
+    assert "skipped unknown: no loss scaler shows in the log" in out
 
 
 def test_check_counts_inferred_skips_and_does_not_pass_what_it_cannot_tell(runs, told):

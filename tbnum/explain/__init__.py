@@ -23,7 +23,7 @@ from tbnum.explain.ranks import events_of_all_ranks
 from tbnum.explain.record import Record, complete_events, first_step
 from tbnum.explain.rules import Rules
 from tbnum.explain.words import as_float
-from tbnum.log.inferred import Numbering
+from tbnum.log.numbering import Numbering
 from tbnum.log.schema import Event
 
 __all__ = ["CAUSES", "Finding", "LiveExplainer", "NextOverflow", "explain_run", "findings", "next_overflow"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tbnum.explain.facts import Known
 from tbnum.explain.record import SCALE_CHANGES
-from tbnum.log.inferred import Numbering
+from tbnum.log.numbering import Numbering
 
 __all__ = ["Later", "look_ahead"]
 

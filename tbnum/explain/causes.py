@@ -242,7 +242,7 @@ def _unknown_in_scalars(case: Case) -> tuple[str, str]:
     remedy = "Log the loss scale at every step, or use tbnum.wrap(), which records why."
     if math.isnan(case.facts.loss_scale):
         norm = number_text(case.facts.grad_norm)
-        return f"the gradient norm was {norm}, and finite losses follow; no loss scale is logged to tell why", remedy
+        return f"the gradient norm was {norm}, and finite values follow; no loss scale is logged to tell why", remedy
     return f"gradients overflowed at a scale of {case.scale}, and the log has too few steps to tell why", remedy
 
 

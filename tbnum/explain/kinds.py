@@ -80,10 +80,29 @@ def _scale_set(seen: Occurrence) -> str:
 
 def _nonfinite_step(seen: Occurrence) -> str:
     facts = seen.facts
-    message = f"{subject(seen.event)} was taken although {tensors(facts, 'held NaN or inf')}"
+    what = tensors(facts, "held NaN or inf")
+    if facts.inferred:
+        what = f"the gradient norm was {number_text(facts.grad_norm)}, and nothing that was logged afterwards is finite"
+    message = f"{subject(seen.event)} was taken although {what}"
     if facts.loss_nonfinite:
         message += f"; the loss was {number_text(facts.loss)}"
     return message + guilty_words(seen.event.data) + "."
+
+
+def _norm_overflow(seen: Occurrence) -> str:
+    norm = number_text(seen.facts.grad_norm)
+    if seen.facts.inferred:
+        return (
+            f"The gradient norm was {norm}, no loss scaler skips such a step, and finite values follow: "
+            "every gradient was finite, and clipping by their norm set them to 0."
+        )
+    return f"Every gradient is finite, but their norm overflowed to {norm}: clipping by it sets the gradients to 0."
+
+
+def _nonfinite_norm(seen: Occurrence) -> str:
+    within, norm = seen.facts.within, number_text(seen.facts.grad_norm)
+    where = f" in one of the {within} steps up to {seen.event.step:,}" if within > 1 else ""
+    return f"The gradient norm was {norm}{where}; whether the optimizer stepped is unknown."
 
 
 def _clip_before_unscale(seen: Occurrence) -> str:
@@ -164,12 +183,15 @@ KINDS: dict[str, Kind] = {
     ),
     "norm_overflow": Kind(
         "warning",
-        lambda seen: (
-            f"Every gradient is finite, but their norm overflowed to {number_text(seen.facts.grad_norm)}: "
-            "clipping by it sets the gradients to 0."
-        ),
+        _norm_overflow,
         "Lower the learning rate, or look at the loss around this step: gradients of 1e19 and more are no signal.",
         title="The gradient norm overflowed",
+    ),
+    "nonfinite_norm": Kind(
+        "warning",
+        _nonfinite_norm,
+        "Use tbnum.wrap(), which records whether a step was taken.",
+        title="The gradient norm was not finite",
     ),
     "no_gradients": Kind(
         "warning",

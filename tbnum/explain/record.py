@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tbnum.log.columns import columns_named
-from tbnum.log.inferred import Numbering
+from tbnum.log.numbering import Numbering
 from tbnum.log.schema import Event
 
 __all__ = ["SCALE_CHANGES", "Part", "Record", "attempts", "complete_events", "first_step", "is_scalar_log"]

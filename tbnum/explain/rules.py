@@ -19,7 +19,7 @@ from tbnum.explain.past import Past
 from tbnum.explain.record import SCALE_CHANGES
 from tbnum.explain.thresholds import SPOILED_NORMS
 from tbnum.explain.words import as_float
-from tbnum.log.inferred import Numbering
+from tbnum.log.numbering import Numbering
 
 __all__ = ["BENIGN", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip"]
 

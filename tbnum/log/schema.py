@@ -309,6 +309,7 @@ EVENT_KINDS: dict[str, str] = {
     "scale_collapse": "the loss scale fell over many skips in a row",
     "nonfinite_step": "the optimizer stepped although a gradient was not finite",
     "norm_overflow": "every gradient element is finite, their norm is not",
+    "nonfinite_norm": "a scalar log has a norm that is not finite, and does not say what became of the step",
     "no_gradients": "the optimizer stepped without any gradient",
     "clip_before_unscale": "gradients were clipped while they still carried the loss scale",
     "backward_under_autocast": "backward ran inside an autocast region",
