@@ -124,7 +124,8 @@ class Report:
         count = skipped["steps"]
         if count is None:
             seen = sum(row["skips"] for row in skipped["causes"].values())
-            return "unknown: no loss scaler shows in the log" + (f"; {seen:,} at least, by the gradient norm" if seen else "")
+            at_least = f"; {seen:,} at least, by the gradient norm" if seen else ""
+            return f"unknown: no loss scaler shows in the log{at_least}"
         text = f"{count:,}  ({share_text(count, attempts(self.record))})"
         return f"at least {text}, inferred" if skipped["inferred"] else text
 
