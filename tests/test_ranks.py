@@ -24,6 +24,7 @@ from tbnum.log import reader
 from tbnum.log.ranks import match_sessions, plan_of, ranks_text
 from tbnum.log.reader import Run
 from tbnum.log.schema import Event, step_columns
+from tbnum.log.session_file import SessionFile
 from tbnum.log.writer import LogWriter
 from tests import ranks
 from tests.recorded import META, START, append, record, row, skip
@@ -523,8 +524,8 @@ def test_files_of_ranks_that_do_not_fit_are_read_once_a_question_and_followed(
     run = Run(tmp_path)
     assert run.ranks is not None
     opened: list[str] = []
-    refresh = reader._SessionFile.refresh
-    monkeypatch.setattr(reader._SessionFile, "refresh", lambda file: opened.append(file.path.name) or refresh(file))
+    refresh = SessionFile.refresh
+    monkeypatch.setattr(SessionFile, "refresh", lambda file: opened.append(file.path.name) or refresh(file))
     (skipped,) = [event for event in explain_run(run) if event.step == 50 and event.kind == "skip"]
     assert skipped.data["ranks"]["guilty"] == [2] and "on rank 2 alone" in skipped.message
     findings(run, explain_run(run))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tbnum.log import reader, record_file
+from tbnum.log import followed, record_file
 from tbnum.log.logdir import find_runs, read
 from tbnum.log.reader import Run, Totals
 from tbnum.log.record_file import RecordTail, decode, encode, frame
@@ -185,7 +185,7 @@ def test_polling_a_long_run_decodes_what_is_new_and_nothing_else(
     run = Run(tmp_path)
     run.refresh()
     decoded: list[bytes] = []
-    monkeypatch.setattr(reader, "decode", lambda data: (decoded.append(data), decode(data))[1])
+    monkeypatch.setattr(followed, "decode", lambda data: (decoded.append(data), decode(data))[1])
     for step in range(50_000, 50_020):
         log.append_step((step, *values))
         log.flush()

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tbnum.log.reader import Run, _SessionFile
+from tbnum.log.reader import Run
 from tbnum.log.schema import step_columns
+from tbnum.log.session_file import SessionFile
 from tbnum.log.writer import LogWriter
 from tensorboard_plugin_tbnum import runs
 from tensorboard_plugin_tbnum.runs import Root, RunTable, UnknownRun, roots
@@ -460,13 +461,13 @@ def test_a_table_of_runs_tells_how_far_a_long_record_is_read(tmp_path, monkeypat
     record(tmp_path / "long", range(5000))
     shown = table(tmp_path)
     told: list[int | None] = []
-    take = _SessionFile._take
+    take = SessionFile._take
 
     def note(file, *arguments):
         take(file, *arguments)
         told.append(shown.listing().rows[0].steps_read)
 
-    monkeypatch.setattr(_SessionFile, "_take", note)
+    monkeypatch.setattr(SessionFile, "_take", note)
     assert shown.listing().rows[0].steps_read is None, "nobody asked for it"
     shown.snapshot("long")
     assert told[0] == 0 < told[-1] <= 5000 and told == sorted(told)

@@ -352,13 +352,13 @@ def test_a_session_that_goes_back_supersedes_its_own_tables(tmp_path: Path) -> N
     log.close()
 
 
-def test_a_session_that_goes_back_before_its_steps_are_written_supersedes_by_its_tables(tmp_path: Path) -> None:
+def test_of_a_step_that_has_a_table_twice_the_later_one_counts(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     give(log, table(0), table(10), table(20))
     log.update_meta(first_step=5)
-    give(log, table(10, salt=1))
+    give(log, table(10, salt=1))  # it went back, and was killed before it took a step
     log.close()
-    assert_series(Run(tmp_path), "grad_norm", [table(0), table(10, salt=1)])
+    assert_series(Run(tmp_path), "grad_norm", [table(0), table(10, salt=1), table(20)])
 
 
 # -- the file

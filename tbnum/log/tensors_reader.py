@@ -15,9 +15,9 @@ import numpy as np
 
 from tbnum.formats import BINS
 from tbnum.log.files import Place, open_raw
-from tbnum.log.record_file import RecordTail, data_at, decode
+from tbnum.log.followed import FollowedFile
+from tbnum.log.record_file import Record, data_at
 from tbnum.log.schema import (
-    FORMAT_VERSION,
     HISTOGRAM_SOURCES,
     TABLE_REASONS,
     TAG_HISTOGRAMS,
@@ -89,48 +89,35 @@ def _place(offset: int, data: bytes, payload: bytes) -> _Place:
     return _Place(offset, len(data), at, len(payload), head)
 
 
-class TensorsFile:
-    """One session's second file: what tables it has, and where. There need not be one."""
+class TensorsFile(FollowedFile):
+    """One session's second file: what tables it has, and where. There need not be one. Noting one takes some 8 us."""
 
     def __init__(self, path: Place) -> None:
-        self.path = path
-        self._tail = RecordTail(path)
         # By checksums of what they say, so they stay true whatever becomes of the file; older snapshots refer to them.
         self.names: dict[int, tuple[str, ...]] = {}
         self.columns: dict[int, tuple[str, ...]] = {}
         self.optimizers: dict[int, str | None] = {}  # by the same ids as `columns`
-        self._clear()
+        super().__init__(path)
 
     def _clear(self) -> None:
+        super()._clear()
         self.tables: list[_Place] = []  # in the order they were written
         self.histograms: list[_Place] = []
-        self._garbled: list[str] = []
         self._unreadable: set[int] = set()
-        self._error: str | None = None
-        self._newer: str | None = None
 
-    def refresh(self) -> bool:
-        """Notes what was appended. True where anything was. Some 8 us a table."""
-        before = (self._tail.state, self._error)
-        self._error = None
-        try:
-            self._tail.follow(lambda found: self._take(found.offset, found.data), self._clear)
-        except FileNotFoundError:
-            pass  # it is made with the first table
-        except OSError as error:
-            self._error = f"{self.path.name} cannot be read: {error.strerror or error}"
-        return before != (self._tail.state, self._error)
+    def _opening_failed(self, error: OSError) -> str | None:
+        # The file is made with the first table, so it may well not be there.
+        return None if isinstance(error, FileNotFoundError) else super()._opening_failed(error)
 
     def problems(self) -> list[str]:
         name = self.path.name
-        problems = [*self._tail.problems(), *self._garbled]
+        problems = super().problems()
         lost = [place for place in self.tables + self.histograms if not self.is_known(place)]
         if lost:
             problems.append(
                 f"{len(lost)} tables from {lost[0].offset} on in {name} have lost the names of their tensors or columns"
             )
-        problems += [f"the record at {offset} in {name} is not understood" for offset in sorted(self._unreadable)]
-        return problems + [problem for problem in (self._error, self._newer) if problem]
+        return problems + [f"the record at {offset} in {name} is not understood" for offset in sorted(self._unreadable)]
 
     def is_known(self, place: _Place) -> bool:
         """Whether the names that a table refers to are there, and as many as it has rows."""
@@ -149,39 +136,26 @@ class TensorsFile:
                     else:
                         yield place, data[place.payload : place.payload + place.payload_bytes]
         except OSError as error:
-            self._error = f"{self.path.name} cannot be read: {error.strerror or error}"
+            self._error = super()._opening_failed(error)
 
     def not_understood(self, place: _Place) -> None:
         self._unreadable.add(place.offset)
 
-    def _take(self, offset: int, data: bytes) -> None:
-        if self._newer:
-            return
-        try:
-            record = decode(data)
-            if record is None:
-                return
-            if record.tag == TAG_TENSORS:
-                self.tables.append(_place(offset, data, record.payload))
-            elif record.tag == TAG_HISTOGRAMS:
-                self.histograms.append(_place(offset, data, record.payload))
-            elif record.tag == TAG_NAMES:
-                text = record.payload.decode()
-                self.names.setdefault(text_id(text), parse_names(text))
-            elif record.tag == TAG_TABLE_COLUMNS:
-                text = record.payload.decode()
-                columns, optimizer = parse_columns(text)
-                self.columns.setdefault(text_id(text), columns)
-                self.optimizers.setdefault(text_id(text), optimizer)
-            elif record.tag == TAG_SESSION:
-                version = int(json.loads(record.payload).get("format_version", FORMAT_VERSION))
-                if version > FORMAT_VERSION:
-                    self._newer = (
-                        f"{self.path.name} has format {version}, and this tbnum reads up to {FORMAT_VERSION}: "
-                        "install a newer tbnum to read it"
-                    )
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            self._garbled.append(f"the record at {offset} in {self.path.name} is not understood: {error}")
+    def _understand(self, offset: int, data: bytes, record: Record) -> None:
+        if record.tag == TAG_TENSORS:
+            self.tables.append(_place(offset, data, record.payload))
+        elif record.tag == TAG_HISTOGRAMS:
+            self.histograms.append(_place(offset, data, record.payload))
+        elif record.tag == TAG_NAMES:
+            text = record.payload.decode()
+            self.names.setdefault(text_id(text), parse_names(text))
+        elif record.tag == TAG_TABLE_COLUMNS:
+            text = record.payload.decode()
+            columns, optimizer = parse_columns(text)
+            self.columns.setdefault(text_id(text), columns)
+            self.optimizers.setdefault(text_id(text), optimizer)
+        elif record.tag == TAG_SESSION:
+            self._is_newer(json.loads(record.payload))
 
 
 class Session(NamedTuple):
@@ -189,22 +163,18 @@ class Session(NamedTuple):
 
     file: TensorsFile
     cut: int | None  # the step from which a later session supersedes them
-    part_starts: Mapping[int, int]  # the step from which each part of the session supersedes earlier ones
+    part_cuts: Mapping[int, int]  # of format 1: the step from which a part of the session is superseded by later ones
 
 
-def _kept(session: Session, places: Sequence[_Place], every: Sequence[_Place]) -> list[_Place]:
-    """Those of `places` that nothing supersedes, and whose names are known. `every` tells which parts there are."""
-    starts = dict(session.part_starts)
-    for place in every:
-        if place.head.first_step >= 0:
-            starts.setdefault(place.head.part, place.head.first_step)
-    ends: dict[int, float] = {}
-    lowest: float = math.inf if session.cut is None else session.cut
-    for part in sorted({place.head.part for place in every} | starts.keys(), reverse=True):
-        ends[part] = lowest
-        lowest = min(lowest, starts.get(part, math.inf))
+def _kept(session: Session, places: Sequence[_Place]) -> list[_Place]:
+    """Those of `places` that nothing supersedes, and whose names are known."""
+    end = math.inf if session.cut is None else session.cut
     known = session.file.is_known
-    return [place for place in places if place.head.step < ends[place.head.part] and known(place)]
+    return [
+        place
+        for place in places
+        if place.head.step < min(end, session.part_cuts.get(place.head.part, math.inf)) and known(place)
+    ]
 
 
 class _Kept(NamedTuple):
@@ -232,10 +202,7 @@ class Tensors(Mapping[str, TensorSeries]):
 
     def __init__(self, sessions: Sequence[Session], elements: Mapping[str, int]) -> None:
         self._elements = elements
-        self._kept = [
-            _Kept(each.file, _kept(each, each.file.tables, each.file.tables + each.file.histograms))
-            for each in sessions
-        ]
+        self._kept = [_Kept(each.file, _kept(each, each.file.tables)) for each in sessions]
         layouts = [(file, file.columns[key]) for file, places in self._kept for key in _keys(places, "columns")]
         stored = _union(columns for _, columns in layouts)
         derived = [name for name, sources in DERIVED.items() if all(source in stored for source in sources)]
@@ -610,8 +577,7 @@ class Histograms(Mapping[str, HistogramSeries]):
     def __init__(self, sessions: Sequence[Session]) -> None:
         by_source: dict[str, list[_Kept]] = {}
         for session in sessions:
-            every = session.file.tables + session.file.histograms
-            places = _kept(session, session.file.histograms, every)
+            places = _kept(session, session.file.histograms)
             for kind, source in enumerate(HISTOGRAM_SOURCES):
                 chosen = [place for place in places if place.head.kind == kind]
                 if chosen:
