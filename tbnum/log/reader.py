@@ -25,8 +25,9 @@ from tbnum.log.run_tables import RunTables
 from tbnum.log.schema import Event, Trailer
 from tbnum.log.session_file import SessionFile
 from tbnum.log.superseded import cuts
+from tbnum.log.tensors_file import Session
 from tbnum.log.tensors_ranks import RankHistograms, RankTensors
-from tbnum.log.tensors_reader import Histograms, Session, Tensors
+from tbnum.log.tensors_reader import Histograms, Tensors
 
 __all__ = ["Explain", "Run", "Totals", "session_metas", "writing_now"]
 

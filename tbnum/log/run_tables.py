@@ -8,7 +8,7 @@ from tbnum.log.files import Place
 from tbnum.log.schema import RECORD_SUFFIX, TENSORS_SUFFIX
 from tbnum.log.session_file import SessionFile
 from tbnum.log.superseded import cuts
-from tbnum.log.tensors_reader import Session, TensorsFile
+from tbnum.log.tensors_file import Session, TensorsFile
 
 __all__ = ["RunTables"]
 

@@ -12,7 +12,8 @@ from tbnum.formats import BINS
 from tbnum.log.ranks import Plan, RankRecord, Ranks
 from tbnum.log.schema import HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
 from tbnum.log.tensors import HistogramTable
-from tbnum.log.tensors_reader import Histograms, HistogramSeries, Session, StepTable, Tensors
+from tbnum.log.tensors_file import Session
+from tbnum.log.tensors_reader import Histograms, HistogramSeries, StepTable, Tensors
 
 __all__ = ["RankHistograms", "RankTensors"]
 

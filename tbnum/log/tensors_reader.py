@@ -1,12 +1,7 @@
-"""Reads the second file of each session: statistics and histograms of tensors, decoded when they are asked for.
-
-Opening a file notes where each table lies, and of what step and columns it is; values are read from the file again
-for each question, table after table. So memory holds what is asked for, not what is there.
-"""
+"""Statistics and histograms of tensors over a run's sessions, decoded when they are asked for."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -14,33 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tbnum.formats import BINS
-from tbnum.log.files import Place, open_raw
-from tbnum.log.followed import FollowedFile
-from tbnum.log.record_file import Record, data_at
-from tbnum.log.schema import (
-    HISTOGRAM_SOURCES,
-    TABLE_REASONS,
-    TAG_HISTOGRAMS,
-    TAG_NAMES,
-    TAG_SESSION,
-    TAG_TABLE_COLUMNS,
-    TAG_TENSORS,
-    WHOLE_MODEL,
-)
+from tbnum.log.schema import HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
 from tbnum.log.tensor_columns import DERIVED, combine, derive, group_by_module
-from tbnum.log.tensors import (
-    Head,
-    HistogramTable,
-    column_at,
-    columns_at,
-    head_of,
-    histogram_at,
-    parse_columns,
-    parse_names,
-    text_id,
-)
+from tbnum.log.tensors import Head, HistogramTable, column_at, columns_at, histogram_at
+from tbnum.log.tensors_file import Session, TablePlace, TensorsFile, kept
 
-__all__ = ["HistogramSeries", "Histograms", "StepTable", "TensorSeries", "Tensors", "TensorsFile"]
+__all__ = ["HistogramSeries", "Histograms", "StepTable", "TensorSeries", "Tensors"]
 
 
 class _Series(NamedTuple):
@@ -70,116 +44,9 @@ class StepTable(NamedTuple):
     columns: dict[str, np.ndarray]  # each (P,) float64, NaN where unknown
 
 
-class _Place(NamedTuple):
-    """Where a table lies."""
-
-    offset: int  # of its frame
-    bytes: int  # of the frame's data
-    payload: int  # where in that data the payload begins
-    payload_bytes: int
-    head: Head
-
-
-def _place(offset: int, data: bytes, payload: bytes) -> _Place:
-    """ValueError where the payload has no head."""
-    head = head_of(payload)
-    at = data.index(payload[:32])  # looking for all of it takes longer than decoding it
-    if not data.startswith(payload, at):
-        at = data.index(payload)
-    return _Place(offset, len(data), at, len(payload), head)
-
-
-class TensorsFile(FollowedFile):
-    """One session's second file: what tables it has, and where. There need not be one. Noting one takes some 8 us."""
-
-    def __init__(self, path: Place) -> None:
-        # By checksums of what they say, so they stay true whatever becomes of the file; older snapshots refer to them.
-        self.names: dict[int, tuple[str, ...]] = {}
-        self.columns: dict[int, tuple[str, ...]] = {}
-        self.optimizers: dict[int, str | None] = {}  # by the same ids as `columns`
-        super().__init__(path)
-
-    def _clear(self) -> None:
-        super()._clear()
-        self.tables: list[_Place] = []  # in the order they were written
-        self.histograms: list[_Place] = []
-        self._unreadable: set[int] = set()
-
-    def _opening_failed(self, error: OSError) -> str | None:
-        # The file is made with the first table, so it may well not be there.
-        return None if isinstance(error, FileNotFoundError) else super()._opening_failed(error)
-
-    def problems(self) -> list[str]:
-        name = self.path.name
-        problems = super().problems()
-        lost = [place for place in self.tables + self.histograms if not self.is_known(place)]
-        if lost:
-            problems.append(
-                f"{len(lost)} tables from {lost[0].offset} on in {name} have lost the names of their tensors or columns"
-            )
-        return problems + [f"the record at {offset} in {name} is not understood" for offset in sorted(self._unreadable)]
-
-    def is_known(self, place: _Place) -> bool:
-        """Whether the names that a table refers to are there, and as many as it has rows."""
-        names = self.names.get(place.head.names)
-        return names is not None and len(names) == place.head.rows and place.head.columns in self.columns
-
-    def payloads(self, places: Iterable[_Place]) -> Iterator[tuple[_Place, bytes]]:
-        """The tables' bytes, read from the file. One that cannot be read any more is left out. Some 5 us each."""
-        places = list(places)
-        try:
-            with open_raw(self.path) as file:
-                frames = [(place.offset, place.bytes) for place in places]
-                for place, data in zip(places, data_at(file, frames), strict=True):
-                    if data is None:
-                        self._unreadable.add(place.offset)
-                    else:
-                        yield place, data[place.payload : place.payload + place.payload_bytes]
-        except OSError as error:
-            self._error = super()._opening_failed(error)
-
-    def not_understood(self, place: _Place) -> None:
-        self._unreadable.add(place.offset)
-
-    def _understand(self, offset: int, data: bytes, record: Record) -> None:
-        if record.tag == TAG_TENSORS:
-            self.tables.append(_place(offset, data, record.payload))
-        elif record.tag == TAG_HISTOGRAMS:
-            self.histograms.append(_place(offset, data, record.payload))
-        elif record.tag == TAG_NAMES:
-            text = record.payload.decode()
-            self.names.setdefault(text_id(text), parse_names(text))
-        elif record.tag == TAG_TABLE_COLUMNS:
-            text = record.payload.decode()
-            columns, optimizer = parse_columns(text)
-            self.columns.setdefault(text_id(text), columns)
-            self.optimizers.setdefault(text_id(text), optimizer)
-        elif record.tag == TAG_SESSION:
-            self._is_newer(json.loads(record.payload))
-
-
-class Session(NamedTuple):
-    """A session's tables, and what of them is superseded."""
-
-    file: TensorsFile
-    cut: int | None  # the step from which a later session supersedes them
-    part_cuts: Mapping[int, int]  # of format 1: the step from which a part of the session is superseded by later ones
-
-
-def _kept(session: Session, places: Sequence[_Place]) -> list[_Place]:
-    """Those of `places` that nothing supersedes, and whose names are known."""
-    end = math.inf if session.cut is None else session.cut
-    known = session.file.is_known
-    return [
-        place
-        for place in places
-        if place.head.step < min(end, session.part_cuts.get(place.head.part, math.inf)) and known(place)
-    ]
-
-
 class _Kept(NamedTuple):
     file: TensorsFile
-    places: list[_Place]
+    places: list[TablePlace]
 
 
 def _union(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
@@ -187,7 +54,7 @@ def _union(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for each in names for name in each))
 
 
-def _between(places: Iterable[_Place], first_step: int | None, last_step: int | None) -> list[_Place]:
+def _between(places: Iterable[TablePlace], first_step: int | None, last_step: int | None) -> list[TablePlace]:
     first = -math.inf if first_step is None else first_step
     last = math.inf if last_step is None else last_step
     return [place for place in places if first <= place.head.step <= last]
@@ -202,12 +69,12 @@ class Tensors(Mapping[str, TensorSeries]):
 
     def __init__(self, sessions: Sequence[Session], elements: Mapping[str, int]) -> None:
         self._elements = elements
-        self._kept = [_Kept(each.file, _kept(each, each.file.tables)) for each in sessions]
+        self._kept = [_Kept(each.file, kept(each, each.file.tables)) for each in sessions]
         layouts = [(file, file.columns[key]) for file, places in self._kept for key in _keys(places, "columns")]
         stored = _union(columns for _, columns in layouts)
         derived = [name for name, sources in DERIVED.items() if all(source in stored for source in sources)]
         self._columns = (*stored, *derived)
-        self._at: dict[int, list[tuple[TensorsFile, _Place]]] | None = None
+        self._at: dict[int, list[tuple[TensorsFile, TablePlace]]] | None = None
         self._names_with: dict[frozenset[str], tuple[str, ...]] = {}
         self._steps_with: dict[frozenset[str], np.ndarray] = {}
 
@@ -252,7 +119,7 @@ class Tensors(Mapping[str, TensorSeries]):
         In the order they were written. Some 15 us a table and 5 us a column.
         """
         if self._at is None:
-            at: dict[int, list[tuple[TensorsFile, _Place]]] = {}
+            at: dict[int, list[tuple[TensorsFile, TablePlace]]] = {}
             for file, places in self._kept:
                 for place in places:
                     at.setdefault(place.head.step, []).append((file, place))
@@ -472,7 +339,7 @@ def _derived(column: str, first: TensorSeries, second: TensorSeries) -> TensorSe
     return TensorSeries.of(steps, names, values, first.reasons[at_first])
 
 
-def _keys(places: Iterable[_Place], of: str) -> list[int]:
+def _keys(places: Iterable[TablePlace], of: str) -> list[int]:
     """What the tables refer to, each once, in order of first appearance."""
     at = Head._fields.index(of)
     return list(dict.fromkeys(place.head[at] for place in places))
@@ -501,7 +368,7 @@ class HistogramSeries:
     def __init__(self, source: str, kept: Sequence[_Kept]) -> None:
         self.source = source
         self._kept = kept
-        self._at: dict[int, list[tuple[TensorsFile, _Place]]] = {}
+        self._at: dict[int, list[tuple[TensorsFile, TablePlace]]] = {}
         for file, places in kept:
             for place in places:
                 self._at.setdefault(place.head.step, []).append((file, place))
@@ -555,7 +422,7 @@ class HistogramSeries:
         return np.array(steps, np.int64), np.array([counts[step] for step in steps], np.int64).reshape(-1, BINS)
 
 
-def _having(file: TensorsFile, places: Iterable[_Place], name: str) -> list[_Place]:
+def _having(file: TensorsFile, places: Iterable[TablePlace], name: str) -> list[TablePlace]:
     keys = {key for key, names in file.names.items() if name in names}
     return [place for place in places if place.head.names in keys]
 
@@ -577,7 +444,7 @@ class Histograms(Mapping[str, HistogramSeries]):
     def __init__(self, sessions: Sequence[Session]) -> None:
         by_source: dict[str, list[_Kept]] = {}
         for session in sessions:
-            places = _kept(session, session.file.histograms)
+            places = kept(session, session.file.histograms)
             for kind, source in enumerate(HISTOGRAM_SOURCES):
                 chosen = [place for place in places if place.head.kind == kind]
                 if chosen:
