@@ -8,27 +8,32 @@ import numbers
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tbnum.log.schema import OPTIMIZER_COLUMNS, SHARD_COLUMNS, SHARED_COLUMNS
 from tbnum.observe.gradients import parameters_of
+from tbnum.unwrapping import optimizer_inside, scaler_inside
 
 __all__ = [
     "check_intervals",
+    "check_loss_name",
+    "check_max_tensor_bytes",
     "check_optimizer_name",
-    "check_scaler",
     "checked_config",
     "checked_folder",
     "checked_modules",
     "checked_optimizers",
+    "checked_scaler",
     "described",
     "settings_of",
 ]
 
+_COLUMN_NAMES = {column.name for column in SHARED_COLUMNS + OPTIMIZER_COLUMNS + SHARD_COLUMNS} | {"step_hash"}
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/|.*://")  # a Path of one has a single slash; one letter is a drive's
 
 
@@ -46,41 +51,42 @@ def checked_optimizers(given: Any) -> dict[str, torch.optim.Optimizer]:
 
 
 def check_optimizer_name(name: Any) -> None:
-    if not isinstance(name, str) or not name or "/" in name:
-        raise ValueError(f"an optimizer's name must be a text without '/', since it begins column names: {name!r}.")
+    _check_name(name, "an optimizer's name begins the names of its columns")
+    if name in _COLUMN_NAMES:
+        raise ValueError(
+            f"an optimizer can't be called {name!r}, as that is the name of a column; call it {name + '_optimizer'!r}."
+        )
+
+
+def check_loss_name(name: Any) -> None:
+    """Of a term of the loss, `log_loss(value, name=...)`: its column is `loss/<name>`."""
+    _check_name(name, "the name of a term of the loss ends that of its column")
+    if name in _COLUMN_NAMES:
+        raise ValueError(
+            f"a term of the loss can't be called {name!r}, as that is the name of a column; call it "
+            f"{name + '_term'!r}, or leave the name out to log the whole loss."
+        )
+
+
+def _check_name(name: Any, why: str) -> None:
+    if not isinstance(name, str):
+        raise ValueError(f"{why}, and has to be a text, not {type(name).__name__}: {name!r:.80}.")
+    if not name.strip() or "/" in name or not name.isprintable():
+        better = re.sub(r"[^\w.-]+", "_", name).strip("_")
+        hint = f"; {better!r} would do" if better else ""
+        raise ValueError(f"{why}, and has to be a printable text without '/': {name!r:.80}{hint}.")
 
 
 def _checked_optimizer(given: Any, what: str) -> torch.optim.Optimizer:
-    seen: list[Any] = []
-    inner = given
-    while not _has_step_hooks(inner):
-        seen.append(inner)
-        inner = getattr(inner, "optimizer", None) or getattr(inner, "_optimizer", None)
-        if inner is None or any(inner is each for each in seen):
-            hint = "pass the optimizer whose step() the loop calls."
-            if isinstance(given, (list, tuple)):
-                hint = "several optimizers go into a mapping, {'name': optimizer, ...}."
-            raise TypeError(
-                f"{what} is {type(given).__name__} ({' '.join(repr(given).split()):.80}), which is no "
-                f"torch.optim.Optimizer and wraps none; {hint}"
-            )
+    inner = optimizer_inside(given, what)
     if not any(group["params"] for group in inner.param_groups):
         raise ValueError(f"{what} ({type(inner).__name__}) has no parameters; wrap it after they were added.")
     return inner
 
 
-def _has_step_hooks(given: Any) -> bool:
-    """A wrapper may be an Optimizer by class (Accelerate's is) whose own step nobody hooks."""
-    return isinstance(given, torch.optim.Optimizer) and hasattr(given, "_optimizer_step_pre_hooks")
-
-
-def check_scaler(scaler: Any) -> None:
-    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-        hint = " Loggers go to writer=, folders to logdir=." if isinstance(scaler, (str, os.PathLike)) else ""
-        raise TypeError(
-            f"scaler is {type(scaler).__name__} ({scaler!r:.80}), not a torch.amp.GradScaler; "
-            f"pass the scaler of the loop, or None where there is none.{hint}"
-        )
+def checked_scaler(given: Any) -> torch.amp.GradScaler | Callable[[], float] | None:
+    """A GradScaler, a function that gives the scale of a loop that scales by itself, or None."""
+    return scaler_inside(given)
 
 
 def checked_modules(model: Any, optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, nn.Module]:
@@ -118,6 +124,14 @@ def checked_config(config: Any) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"config holds itself somewhere ({error}); give values that JSON can hold.") from error
     return dict(config)
+
+
+def check_max_tensor_bytes(given: Any) -> None:
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < 0:
+        raise ValueError(
+            f"max_tensor_bytes is {given!r}; it must be a whole number of bytes, at least 0. Tensors of skips "
+            "and other events are kept beyond it."
+        )
 
 
 def check_intervals(**intervals: Any) -> None:
@@ -174,9 +188,11 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def settings_of(scaler: torch.amp.GradScaler | None) -> dict[str, Any] | None:
+def settings_of(scaler: torch.amp.GradScaler | Callable[[], float] | None) -> dict[str, Any] | None:
     if scaler is None:
         return None
+    if not isinstance(scaler, torch.amp.GradScaler):
+        return {"class": getattr(scaler, "__qualname__", type(scaler).__name__), "of_the_loop": True}
     if not scaler.is_enabled():
         return {"class": scaler.__class__.__name__, "enabled": False}
     return {

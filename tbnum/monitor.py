@@ -22,11 +22,12 @@ from tbnum._version import __version__
 from tbnum.alive import Alive
 from tbnum.arguments import (
     check_intervals,
-    check_scaler,
+    check_max_tensor_bytes,
     checked_config,
     checked_folder,
     checked_modules,
     checked_optimizers,
+    checked_scaler,
 )
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.log.schema import Event
@@ -66,7 +67,7 @@ def _at_exit() -> None:
 
 def wrap(
     optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
-    scaler: torch.amp.GradScaler | None = None,
+    scaler: Any = None,
     *,
     logdir: str | os.PathLike[str] | None = None,
     writer: SummaryWriter | None = None,
@@ -75,6 +76,7 @@ def wrap(
     histogram_interval: int = 1000,
     activations: bool | Sequence[str] = False,
     scalar_interval: int = 10,
+    max_tensor_bytes: int = 256_000_000,
     config: Mapping[str, Any] | None = None,
     verbose: bool | None = None,
 ) -> Monitor:
@@ -87,7 +89,8 @@ def wrap(
 
     Args:
         optimizer: a torch Optimizer, or a mapping of names to several. A wrapper around one is unwrapped.
-        scaler: the GradScaler that scales their losses, any subclass, enabled or not; or None.
+        scaler: the GradScaler that scales their losses, any subclass, enabled or not, or an object around one; or, in
+            a loop that scales by itself, a function that gives what the loss is multiplied by now; or None.
         logdir: folder of the run. tbnum opens the run's `SummaryWriter` there, as `monitor.writer`.
         writer: a `SummaryWriter` of yours instead; tbnum writes its scalars through it and its record beside it.
         model: gives the tensors their names. Without it they are `group0.param3`.
@@ -96,6 +99,8 @@ def wrap(
         activations: True to measure the outputs of every module, and the gradients with respect to them, with
             `tensor_interval`; or names of modules, with `*` and `?` as in file names. Needs `model`.
         scalar_interval: steps between scalars for TensorBoard's own dashboards. The record holds every step.
+        max_tensor_bytes: how much the statistics and histograms of single tensors may take on disk. Those of skips and
+            other events come in addition.
         config: settings of yours to keep with the run, as JSON can hold them.
         verbose: True to print warnings and errors to standard error as they come; False to print nothing, not even
             the line that says where the run is recorded. Rank 0 alone prints.
@@ -107,26 +112,28 @@ def wrap(
 
     Raises:
         TypeError: an object that is no optimizer, scaler, writer or module.
-        ValueError: both or neither of `logdir` and `writer`; an optimizer without parameters; a model that
-            shares no parameter with the optimizer; a URL; an interval below 1.
+        ValueError: both or neither of `logdir` and `writer`; an optimizer without parameters, or one of an engine
+            (DeepSpeed's) that steps by itself; a model that shares no parameter with the optimizer; a URL; an interval
+            below 1; a name that is a column's or has a "/" in it.
         OSError: the folder cannot be written to.
     """
     optimizers = checked_optimizers(optimizer)
-    check_scaler(scaler)
+    its_scaler = checked_scaler(scaler)
     modules = checked_modules(model, optimizers)
     check_intervals(
         tensor_interval=tensor_interval, histogram_interval=histogram_interval, scalar_interval=scalar_interval
     )
+    check_max_tensor_bytes(max_tensor_bytes)
     settings = checked_config(config)
     folder = checked_folder(logdir, writer)
     if activations and not modules:
         raise ValueError(f"activations={activations!r} needs model=, whose modules are to be watched.")
-    known = _already_wrapped(optimizers, scaler, folder)
+    known = _already_wrapped(optimizers, its_scaler, folder)
     if known is not None:
         return known
     monitor = Monitor(
         optimizers,
-        scaler,
+        its_scaler,
         folder=folder,
         writer=writer,
         modules=modules,
@@ -134,6 +141,7 @@ def wrap(
         histogram_interval=histogram_interval,
         activations=activations,
         scalar_interval=scalar_interval,
+        max_tensor_bytes=max_tensor_bytes,
         config=settings,
     )
     if verbose is not False and not rank_and_world_size()[0]:
@@ -153,7 +161,7 @@ class Monitor:
     def __init__(
         self,
         optimizers: Mapping[str, torch.optim.Optimizer],
-        scaler: torch.amp.GradScaler | None,
+        scaler: torch.amp.GradScaler | Callable[[], float] | None,
         *,
         folder: Path,
         writer: SummaryWriter | None,
@@ -162,14 +170,19 @@ class Monitor:
         histogram_interval: int,
         activations: bool | Sequence[str],
         scalar_interval: int,
+        max_tensor_bytes: int,
         config: Mapping[str, Any],
     ) -> None:
         watch = ActivationWatch(modules, activations, tensor_interval) if activations else None
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
         self._sentinels = Sentinels(modules) if modules else None
         self._activations = watch
-        self._recorder = Recorder(optimizers, scaler, folder, writer, modules, scalar_interval, config)
+        self._recorder = Recorder(
+            optimizers, scaler, folder, writer, modules, scalar_interval, config, max_tensor_bytes
+        )
         self._recorder.watch(self._sentinels, self._activations)
+        if not isinstance(scaler, torch.amp.GradScaler):
+            scaler = None
         self._observer = StepObserver(
             optimizers,
             scaler,
@@ -478,9 +491,7 @@ def _told(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, str(error))))
 
 
-def _already_wrapped(
-    optimizers: Mapping[str, torch.optim.Optimizer], scaler: torch.amp.GradScaler | None, folder: Path
-) -> Monitor | None:
+def _already_wrapped(optimizers: Mapping[str, torch.optim.Optimizer], scaler: Any, folder: Path) -> Monitor | None:
     for monitor in _monitors:
         held = monitor._observer.optimizers()
         its_scaler = None if monitor._scaler is None else monitor._scaler()

@@ -57,12 +57,13 @@ class Recorder:
     def __init__(
         self,
         optimizers: Mapping[str, torch.optim.Optimizer],
-        scaler: torch.amp.GradScaler | None,
+        scaler: torch.amp.GradScaler | Callable[[], float] | None,
         folder: Path,
         writer: SummaryWriter | None,
         modules: Mapping[str, nn.Module],
         scalar_interval: int,
         config: Mapping[str, Any],
+        max_tensor_bytes: int,
     ) -> None:
         rank, world_size = rank_and_world_size()
         self.names = _Names(optimizers, modules)
@@ -92,7 +93,9 @@ class Recorder:
         self._fingerprint = meta["fingerprint"]
         self._explainer = LiveExplainer(meta)
         rival = writing_now(folder, rank)
-        self._log = LogWriter(folder, columns=step_columns(self._groups), meta=meta, rank=rank)
+        self._log = LogWriter(
+            folder, columns=step_columns(self._groups), meta=meta, rank=rank, max_tensor_bytes=max_tensor_bytes
+        )
         if rival is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
             warn(
                 f"process {rival} is recording with tbnum into {str(folder)!r} just now. The record will show this "
