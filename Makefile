@@ -1,6 +1,7 @@
 # make test       everything: ruff, types of the panel, its tests, pytest with a real browser
 # make demo       trains a small GPT on this machine and serves TensorBoard (SERVE=0: prints the report instead)
 # make bench      what tbnum costs, beside the bare loop and its peers: 15 minutes (BENCH_ARGS=--quick: 2)
+# make truth      how often tbnum is right, over planted faults and healthy loops: an hour (TRUTH_ARGS=--one-a-kind: less)
 # make lint       ruff, mypy, tsc
 # make docs       builds the pages in docs/ into site/
 # make dist       builds the wheel and the source distribution, and tries both where there is no npm
@@ -23,12 +24,13 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 PYTEST_ARGS ?= --numprocesses auto --maxprocesses 8 --dist loadfile
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+TRUTH_ARGS ?=
 SERVE ?= 1
 ifndef NAME
 NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: help test demo bench lint docs dist frontend clean
+.PHONY: help test demo bench truth lint docs dist frontend clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -64,6 +66,9 @@ endif
 bench: $(VENV)/for-bench $(VENV)/browser
 	@for part in overhead log panel; do \
 		python -m benchmarks.$$part --json benchmarks/results/$$part.json $(BENCH_ARGS) || exit 1; done
+
+truth: $(VENV)/for-tests
+	@nice python -m benchmarks.truth $(TRUTH_ARGS)
 
 docs: $(VENV)/for-tests
 	@zensical build --strict --clean

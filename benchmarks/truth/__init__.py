@@ -1,0 +1,1 @@
+"""How often tbnum is right: planted faults and healthy loops, and what it says of each. See `__main__`."""

@@ -1,0 +1,133 @@
+"""What tbnum says of a run, held against what was planted in it. Torch is not loaded."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tbnum
+from tbnum.explain import findings
+from tbnum.log.schema import SEVERITIES
+
+__all__ = ["OUTCOMES", "Statement", "Truth", "had_an_effect", "judge", "statements", "wilson"]
+
+OUTCOMES = ("right", "right, info", "near", "wrong", "silent")
+
+LASTING = 1 << 30
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What somebody who knows the fault would accept as its name."""
+
+    right: tuple[str, ...]
+    near: tuple[str, ...] = ()
+    """Points to the right place, not to the fault."""
+    wrong: tuple[str, ...] = ()
+    """Blames something else. Said in the steps of the fault as a warning, it makes the verdict wrong, come what may."""
+    least: str = "warning"
+    """Severity that a right statement needs. Info where a loop may mean it."""
+    words: str = ""
+    """Regular expression that the evidence or the remedy of a right statement has to match."""
+    early: int = 0
+    """Steps before the fault that a right statement may begin at: a window's first, say."""
+    late: int = LASTING
+    """Steps after the fault within which a right statement has to begin."""
+    from_start: bool = False
+    """The fault is there from the first step on."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A finding or an event, as a reader sees it."""
+
+    name: str
+    severity: str
+    steps: tuple[int, ...]
+    text: str
+
+    @property
+    def grave(self) -> bool:
+        return self.severity != "info"
+
+
+def statements(logdir: Path) -> list[Statement]:
+    """All that is said of the one run in a folder: findings by their rule, events by their kind and their cause."""
+    (run,) = tbnum.read(logdir).values()
+    events = run.events
+    said = [
+        Statement(finding.rule, finding.severity, finding.steps, f"{finding.title} {finding.evidence} {finding.remedy}")
+        for finding in findings(run, events)
+    ]
+    for event in events:
+        text = f"{event.message} {event.remedy}"
+        said += [Statement(name, event.severity, (event.step,), text) for name in (event.kind, event.cause) if name]
+    return said
+
+
+def judge(truth: Truth, said: Sequence[Statement], begin: int, usual: Iterable[str] = ()) -> str:
+    """One of `OUTCOMES`. `usual`: names that are said of the loop without the fault, too."""
+    begin = 0 if truth.from_start else begin
+    own = [each for each in said if each.name not in set(usual) - set(truth.right)]
+    own = [each for each in own if not each.steps or each.steps[-1] >= begin - truth.early]
+    right = [each for each in own if each.name in truth.right and _fits(truth, each, begin)]
+    if any(each.name in truth.wrong and each.grave and _at_fault(each, begin) for each in said):
+        return "wrong"
+    if any(SEVERITIES.index(each.severity) >= SEVERITIES.index(truth.least) for each in right):
+        return "right"
+    if right:
+        return "right, info"
+    if any(each.name in truth.near + truth.right for each in own):
+        return "near"
+    return "wrong" if any(each.grave for each in own) else "silent"
+
+
+def _at_fault(said: Statement, begin: int) -> bool:
+    return not said.steps or any(begin <= step <= begin + 2 for step in said.steps)
+
+
+def _fits(truth: Truth, said: Statement, begin: int) -> bool:
+    if truth.words and not re.search(truth.words, said.text, re.IGNORECASE):
+        return False
+    if not said.steps:
+        return True
+    first = next((step for step in said.steps if step >= begin - truth.early), said.steps[0])
+    return first - begin <= truth.late
+
+
+def had_an_effect(account: Any, twin: Any, *, any_difference: bool) -> bool:
+    """Whether a fault did harm: something is not finite, skipped, ended, or the loss was clearly higher.
+
+    `any_difference`: other weights at the end are enough.
+    """
+    if any_difference and account.weights != twin.weights:
+        return True
+    if account.ended != twin.ended or account.finite != twin.finite:
+        return True
+    if set(range(account.begin, account.begin + 5)) & (set(account.skips) - set(twin.skips)):
+        return True
+    loss, usual = np.array(account.losses), np.array(twin.losses)
+    shared = min(len(loss), len(usual))
+    loss, usual = loss[:shared], usual[:shared]
+    if np.isfinite(loss).sum() < np.isfinite(usual).sum():
+        return True
+    if not math.isfinite(account.validation) or account.validation > 1.05 * twin.validation:
+        return True
+    noise = np.std(np.diff(usual)) + 1e-9
+    return bool(np.nanmax(loss - usual) > 6 * noise or np.median((loss - usual)[-100:]) > noise)
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """95 % bounds of a share (Wilson's score interval)."""
+    if not total:
+        return 0.0, 1.0
+    z = 1.96
+    share, spread = count / total, z * math.sqrt(count * (total - count) / total**3 + (z / total / 2) ** 2)
+    center, scale = share + z * z / (2 * total), 1 + z * z / total
+    return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)

@@ -1,0 +1,143 @@
+"""The corpus of `benchmarks.truth` judges as it should, and a part of it: all of it takes an hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.truth import harness, noise
+from benchmarks.truth.corpus import FAULTS, HEALTHY, TRUTHS, Case, cases_of, is_held_out
+from benchmarks.truth.verdict import Statement, Truth, had_an_effect, judge, wilson
+
+TRUTH = Truth(("lr_outlier",), near=("loss_spike",), wrong=("bad_batch",), words="learning rate", late=3)
+
+
+def said(name: str, severity: str = "warning", *steps: int, text: str = "the learning rate rose") -> Statement:
+    return Statement(name, severity, steps, text)
+
+
+@pytest.mark.parametrize(
+    ("statements", "outcome"),
+    [
+        ([], "silent"),
+        ([said("lr_outlier", "warning", 100)], "right"),
+        ([said("lr_outlier", "info", 100)], "right, info"),
+        ([said("lr_outlier", "warning", 104)], "near"),  # too late
+        ([said("lr_outlier", "warning", 100, text="look at the batch")], "near"),
+        ([said("loss_spike", "warning", 101)], "near"),
+        ([said("lr_outlier", "warning", 50)], "silent"),  # over before the fault
+        ([said("lr_outlier", "warning", 100), said("bad_batch", "warning", 101)], "wrong"),
+        ([said("lr_outlier", "warning", 100), said("bad_batch", "info", 101)], "right"),
+        ([said("dead_tensor")], "wrong"),
+        ([said("dead_tensor", "info")], "silent"),
+        ([said("usual")], "silent"),  # the loop without the fault has it too
+    ],
+)
+def test_a_verdict_weighs_name_step_severity_and_words(statements: list[Statement], outcome: str) -> None:
+    assert judge(TRUTH, statements, 100, {"usual"}) == outcome
+
+
+def account(**values: Any) -> Any:
+    known = {
+        "losses": [1.0] * 200,
+        "skips": [],
+        "validation": 1.0,
+        "finite": True,
+        "weights": 1,
+        "ended": "",
+        "begin": 50,
+    }
+    return SimpleNamespace(**{**known, **values})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"finite": False},
+        {"ended": "RuntimeError"},
+        {"skips": [51]},
+        {"validation": 1.2},
+        {"losses": [1.0] * 100 + [2.0] + [1.0] * 99},
+        {"losses": [1.0] * 100 + [float("nan")] + [1.0] * 99},
+        {"losses": [1.0] * 80},
+    ],
+)
+def test_a_fault_without_an_effect_is_none(changes: dict[str, Any]) -> None:
+    assert not had_an_effect(account(), account(), any_difference=True)
+    assert had_an_effect(account(**changes), account(), any_difference=False) == (changes != {"losses": [1.0] * 80})
+    assert had_an_effect(account(weights=2), account(), any_difference=True)
+    assert not had_an_effect(account(weights=2), account(), any_difference=False)
+
+
+def test_bounds_are_those_of_wilson() -> None:
+    assert wilson(0, 10) == pytest.approx((0, 0.2775), abs=1e-3)
+    assert wilson(9, 10) == pytest.approx((0.5958, 0.9821), abs=1e-3)
+    assert wilson(0, 0) == (0, 1)
+
+
+def test_the_corpus_is_as_large_as_it_says_and_a_third_of_it_is_held_out() -> None:
+    assert len(FAULTS) >= 60 and len(HEALTHY) >= 40 and len(noise.KINDS) == 14 and noise.RUNS == 20
+    assert set(FAULTS) == set(TRUTHS)
+    for kinds in (FAULTS, HEALTHY):
+        assert 0.2 < sum(map(is_held_out, kinds)) / len(kinds) < 0.45
+    assert {case.precision for case in cases_of(FAULTS)} == {"float32", "bfloat16", "float16"}
+    assert len({case.name for case in cases_of(FAULTS)}) == len(list(cases_of(FAULTS)))
+
+
+def test_nothing_is_shown_of_what_is_held_out() -> None:
+    shown = harness.Result("a/gpt", "a", False, "silent", ["said of a"])
+    hidden = harness.Result("b/gpt", "b", True, "silent", ["said of b"])
+    assert "said of a" in harness.failing([shown, hidden])
+    assert "b" not in harness.failing([hidden]) and "1 of 1" in harness.report([shown, hidden], [], [])
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("truth")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [
+        ("log_of_zero", "float16"),
+        ("clip_before_unscale", "float16"),
+        ("batch_with_wrong_labels", "float32"),
+    ],
+)
+def test_a_planted_fault_is_named(kind: str, precision: str, cache: Path) -> None:
+    assert not is_held_out(kind)
+    result = harness.look_at_fault(Case(FAULTS[kind], "cnn", 0, precision), cache, False)
+    assert result.outcome == "right", "\n".join(result.said)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_healthy_loop_raises_no_alarm(precision: str, cache: Path) -> None:
+    result = harness.look_at_healthy(Case(HEALTHY["constant_rate"], "lstm", 0, precision), cache, False)
+    assert result.outcome == "quiet", "\n".join(result.said)
+
+
+@pytest.mark.parametrize("kind", ["laplace", "autocorrelated"])
+def test_noise_raises_no_alarm(kind: str) -> None:
+    assert not is_held_out(kind)
+    result = harness.look_at_noise(kind, 0)
+    assert result.outcome == "quiet", "\n".join(result.said)
+
+
+def test_records_are_kept_until_the_loop_changes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(HEALTHY["constant_rate"], "cnn", 0, "float32")
+    harness.recorded(case, cache)
+    monkeypatch.setattr(HEALTHY["constant_rate"], "record", lambda *_: pytest.fail("trained again"))
+    folder, account = harness.recorded(case, cache)
+    assert folder.is_dir() and len(account.losses) == HEALTHY["constant_rate"].steps
