@@ -136,6 +136,8 @@ def check_max_tensor_bytes(given: Any) -> None:
 
 def check_intervals(**intervals: Any) -> None:
     for name, interval in intervals.items():
+        if interval is None and name == "scalar_interval":
+            continue
         if isinstance(interval, bool) or not isinstance(interval, numbers.Integral) or interval < 1:
             raise ValueError(f"{name} is {interval!r}; it must be a whole number of steps, at least 1.")
 

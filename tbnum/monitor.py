@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "wrap"]
 
 _STATE_VERSION = 1
+VERIFY_INTERVAL = 10  # steps between second passes over clipped gradients, where no scalar is written either
 
 _monitors: Alive[Monitor] = Alive()  # those that are open
 
@@ -75,7 +76,8 @@ def wrap(
     tensor_interval: int = 50,
     histogram_interval: int = 1000,
     activations: bool | Sequence[str] = False,
-    scalar_interval: int = 10,
+    scalar_interval: int | None = 10,
+    tensorboard_tensors: bool = False,
     max_tensor_bytes: int = 256_000_000,
     config: Mapping[str, Any] | None = None,
     verbose: bool | None = None,
@@ -98,7 +100,10 @@ def wrap(
         histogram_interval: steps between histograms of each tensor; that of all of them comes with `tensor_interval`.
         activations: True to measure the outputs of every module, and the gradients with respect to them, with
             `tensor_interval`; or names of modules, with `*` and `?` as in file names. Needs `model`.
-        scalar_interval: steps between scalars for TensorBoard's own dashboards. The record holds every step.
+        scalar_interval: steps between scalars for TensorBoard's own dashboards; None writes nothing there. The record
+            holds every step.
+        tensorboard_tensors: True to draw the histograms of single tensors in those dashboards too, under
+            `tbnum_tensors/`: a card for each.
         max_tensor_bytes: how much the statistics and histograms of single tensors may take on disk. Those of skips and
             other events come in addition.
         config: settings of yours to keep with the run, as JSON can hold them.
@@ -141,6 +146,7 @@ def wrap(
         histogram_interval=histogram_interval,
         activations=activations,
         scalar_interval=scalar_interval,
+        tensorboard_tensors=tensorboard_tensors,
         max_tensor_bytes=max_tensor_bytes,
         config=settings,
     )
@@ -169,7 +175,8 @@ class Monitor:
         tensor_interval: int,
         histogram_interval: int,
         activations: bool | Sequence[str],
-        scalar_interval: int,
+        scalar_interval: int | None,
+        tensorboard_tensors: bool,
         max_tensor_bytes: int,
         config: Mapping[str, Any],
     ) -> None:
@@ -178,7 +185,7 @@ class Monitor:
         self._sentinels = Sentinels(modules) if modules else None
         self._activations = watch
         self._recorder = Recorder(
-            optimizers, scaler, folder, writer, modules, scalar_interval, config, max_tensor_bytes
+            optimizers, scaler, folder, writer, modules, scalar_interval, config, max_tensor_bytes, tensorboard_tensors
         )
         self._recorder.watch(self._sentinels, self._activations)
         if not isinstance(scaler, torch.amp.GradScaler):
@@ -190,7 +197,7 @@ class Monitor:
             on_sighting=self._recorder.on_sighting,
             on_first_step=functools.partial(_first_step, weakref.ref(self)),
             on_close=functools.partial(_closed, weakref.ref(self)),
-            verify_interval=scalar_interval,
+            verify_interval=scalar_interval or VERIFY_INTERVAL,
             tensor_interval=tensor_interval,
             histogram_interval=histogram_interval,
             layouts=Layouts(list(modules.values()), self._recorder.on_layout),

@@ -25,7 +25,7 @@ from tbnum.arguments import described, settings_of
 from tbnum.explain import LiveExplainer
 from tbnum.explain.repeats import divergence, fingerprint
 from tbnum.log.columns import columns_named
-from tbnum.log.dashboards import Dashboards
+from tbnum.log.dashboards import Dashboards, histogram_tag
 from tbnum.log.reader import Run, session_metas, writing_now
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
 from tbnum.log.tensors import HistogramTable, TensorTable
@@ -46,7 +46,6 @@ from tbnum.observe.sentinels import Sentinels
 __all__ = ["Recorder"]
 
 MAX_NAMES_IN_META = 1000
-MAX_DRAWN_TENSORS = 512  # of a larger model the dashboards get the whole alone; the record has every tensor
 MAX_LOSSES_TOLD = 64  # micro-batches of a step whose losses go into its event
 FLIGHT_STEPS = 32  # whose per-tensor norms stay in memory, to be written around an event
 
@@ -61,9 +60,10 @@ class Recorder:
         folder: Path,
         writer: SummaryWriter | None,
         modules: Mapping[str, nn.Module],
-        scalar_interval: int,
+        scalar_interval: int | None,
         config: Mapping[str, Any],
         max_tensor_bytes: int,
+        tensorboard_tensors: bool,
     ) -> None:
         rank, world_size = rank_and_world_size()
         self.names = _Names(optimizers, modules)
@@ -104,7 +104,10 @@ class Recorder:
         own_writer = _opened(folder) if writer is None and not rank else None
         self.summary_writer = own_writer if writer is None else writer
         self._own_writer = own_writer
-        self._dashboards = None if self.summary_writer is None else Dashboards(self.summary_writer, scalar_interval)
+        self._dashboards: Dashboards | None = None
+        if self.summary_writer is not None and scalar_interval is not None:
+            self._dashboards = Dashboards(self.summary_writer, scalar_interval, own=own_writer is not None)
+        self._draws_tensors = tensorboard_tensors
         # The end of the optimizer is the end of the recording, also where nobody called close().
         weakref.finalize(self, _finish, self._log, own_writer, os.getpid())
         self._pid = os.getpid()
@@ -183,13 +186,13 @@ class Recorder:
         for source, counts in one.tensor_histograms.items():
             table = _histogram_table(step, names, source, counts, absmax.get(source))
             self._log.write_histogram(table)
-            if len(names) <= MAX_DRAWN_TENSORS:
-                self._draw(table, wall_time, [f"tbnum/{source}/{each}" for each in names])
+            if self._draws_tensors:
+                self._draw(table, wall_time, [histogram_tag(source, label, tensor) for tensor in names])
         for source, counts in one.histograms.items():
             everything = f"{label}/*" if label else "*"
             table = _histogram_table(step, (everything,), source, counts[None], None)
             self._log.write_histogram(table)
-            self._draw(table, wall_time, [f"tbnum/{label}/{source}" if label else f"tbnum/{source}"])
+            self._draw(table, wall_time, [histogram_tag(source, label)])
 
     def _draw(self, table: HistogramTable, wall_time: float, tags: list[str]) -> None:
         """In TensorBoard's own histogram dashboards; about 0.1 ms a tag, on the thread of the log."""

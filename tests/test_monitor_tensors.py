@@ -79,13 +79,14 @@ def test_histograms_count_every_element_once(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Half()
     optimizer = OPTIMIZERS["SGD"](model.parameters())
-    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=2, histogram_interval=4):
+    intervals = {"tensor_interval": 2, "histogram_interval": 4}
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensorboard_tensors=True, **intervals):
         train(model, optimizer, None, batches(6))
     run = run_of(tmp_path)
     elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
     drawn = EventAccumulator(str(tmp_path), {"histograms": 0}).Reload()
     assert [each.step for each in drawn.Histograms("tbnum/gradient_log2")] == [0, 2, 4]
-    assert [each.step for each in drawn.Histograms("tbnum/parameter/first")] == [0, 4]
+    assert [each.step for each in drawn.Histograms("tbnum_tensors/parameter/first_log2")] == [0, 4]
     for source in ("gradient", "parameter", "update"):
         series = run.histograms[source]
         whole = series.at(2)

@@ -1,4 +1,8 @@
-"""Scalars and histograms for TensorBoard's own dashboards, thinned out; the record files hold everything."""
+"""A few scalars and histograms for TensorBoard's own dashboards; the record files hold everything.
+
+Under `tbnum/` are at most `MOST_TAGS` tags an optimizer: the scalars that a person looks at, and the histograms of the
+whole model. Histograms of single tensors, where they were asked for, have the prefix `tbnum_tensors/`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from tensorboard.compat.proto import event_pb2
+from tensorboard.compat.proto import event_pb2, summary_pb2
 
 from tbnum.formats import INF, ZERO, upper_edge
-from tbnum.log.schema import lr_columns
+from tbnum.log.columns import StepColumn
 from tbnum.log.tensors import HistogramTable
 
-__all__ = ["Dashboards", "SummaryWriter"]
+__all__ = ["MOST_TAGS", "Dashboards", "SummaryWriter", "histogram_tag"]
+
+MOST_TAGS = 16
+"""Under `tbnum/`, of one optimizer. TensorBoard draws a card for each tag, all in one group."""
 
 _SHOWN = frozenset(
     {
@@ -26,8 +33,17 @@ _SHOWN = frozenset(
         "nonfinite_tensors",
         "param_norm",
         "update_norm",
+        "lr",
     }
 )
+"""Columns, of their first parameter group and without their terms."""
+
+
+def histogram_tag(source: str, optimizer: str | None, tensor: str | None = None) -> str:
+    """Of one tensor, or of the whole model; `optimizer` where there are several."""
+    if tensor is not None:
+        return f"tbnum_tensors/{source}/{tensor}"
+    return f"tbnum/{optimizer}/{source}" if optimizer else f"tbnum/{source}"
 
 
 class SummaryWriter(Protocol):
@@ -57,14 +73,18 @@ class Dashboards:
     from that of the step before. Unknown values are left out; a loss or norm that was measured and is NaN or infinite
     is written. A writer that was closed stays closed: `lost` counts what it did not take.
 
-    A step that writes costs some 20 us a scalar, one that does not about 1 us.
+    `own`: tbnum opened the writer. Then the scalars of a step go into one event, which takes half the bytes. A user's
+    writer gets them by `add_scalar`, which a subclass of its may override.
+
+    A step that writes costs some 20 us a scalar, of an own writer 100 us in all; one that does not about 1 us.
     """
 
-    def __init__(self, writer: SummaryWriter, scalar_interval: int) -> None:
+    def __init__(self, writer: SummaryWriter, scalar_interval: int, *, own: bool = False) -> None:
         if scalar_interval < 1:
             raise ValueError(f"scalar_interval has to be at least 1, not {scalar_interval!r}")
         self.lost = 0
         self._writer = writer
+        self._own = own
         self._interval = scalar_interval
         self._has_failed = False
         self._layout: _Layout | None = None
@@ -92,8 +112,16 @@ class Dashboards:
             self.lost += len(scalars)
             return
         with self._until_it_fails():
-            for tag, value in scalars:
-                self._writer.add_scalar(tag, value, step, float(row[layout.wall_time]))
+            self._write(scalars, step, float(row[layout.wall_time]))
+
+    def _write(self, scalars: Sequence[tuple[str, float]], step: int, wall_time: float) -> None:
+        if self._own:
+            values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
+            file_writer: Any = getattr(self._writer, "file_writer")  # noqa: B009 - no part of the protocol
+            file_writer.add_summary(summary_pb2.Summary(value=values), step, wall_time)
+            return
+        for tag, value in scalars:
+            self._writer.add_scalar(tag, value, step, wall_time)
 
     def resume(self, step: int, columns: tuple[str, ...], row: tuple[Any, ...], skipped_total: int) -> None:
         """The run goes on at `step`: makes both of TensorBoard's loaders forget its scalars from there on.
@@ -109,43 +137,43 @@ class Dashboards:
             restart = event_pb2.Event(session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
             file_writer.add_event(restart, step)
         layout = _lay_out(columns)
-        for scalar in layout.shown:
-            self._writer.add_scalar(scalar.tag, float(row[scalar.at]), step - 1, float(row[layout.wall_time]))
-        self._writer.add_scalar("tbnum/skipped_total", float(skipped_total), step - 1, float(row[layout.wall_time]))
+        scalars = [(scalar.tag, float(row[scalar.at])) for scalar in layout.shown]
+        scalars.append(("tbnum/skipped_total", float(skipped_total)))
+        self._write(scalars, step - 1, float(row[layout.wall_time]))
 
     def histogram(self, tag: str, row: HistogramTable, step: int, wall_time: float) -> None:
-        """Writes the histogram of one tensor (a table of one row), by magnitude, and as `<tag>_log2` by its log2.
+        """Writes the histogram of log2 |x| of one tensor (a table of one row), as `<tag>_log2`.
 
-        The dashboards draw on a linear axis, where gradients are one spike; the second tag shows their exponents.
-        Zeros are in the first alone. NaN and inf have no place on an axis and are in neither: the record file counts
-        them. A histogram without any other element is not written. About 0.1 ms.
+        The dashboards draw on a linear axis, where gradients would be one spike. Zeros, NaN and inf have no place on
+        this one: the record file counts them. Where there is nothing else, nothing is written. About 0.1 ms.
         """
         if len(row.names) != 1:
             raise ValueError(
                 f"a histogram is of one tensor, and the table has {len(row.names)} rows: use table.row(name)"
             )
-        drawn = [(name, buckets) for name, buckets in ((tag, _linear(row)), (f"{tag}_log2", _log2(row))) if buckets]
+        buckets = _finite(row)
+        if buckets is None:
+            return
         if self._is_closed():
-            self.lost += len(drawn)
+            self.lost += 1
             return
         with self._until_it_fails():
-            self._draw(drawn, step, wall_time)
+            self._draw(f"{tag}_log2", np.log2(buckets.edges), buckets.counts, step, wall_time)
 
-    def _draw(self, drawn: list[tuple[str, _Buckets]], step: int, wall_time: float) -> None:
-        for name, (edges, counts) in drawn:
-            middles = (edges[:-1] + edges[1:]) / 2
-            self._writer.add_histogram_raw(
-                name,
-                min=float(edges[0]),
-                max=float(edges[-1]),
-                num=int(counts.sum()),
-                sum=float(counts @ middles),
-                sum_squares=float(counts @ middles**2),
-                bucket_limits=edges[1:].tolist(),
-                bucket_counts=counts.tolist(),
-                global_step=step,
-                walltime=wall_time,
-            )
+    def _draw(self, tag: str, edges: np.ndarray, counts: np.ndarray, step: int, wall_time: float) -> None:
+        middles = (edges[:-1] + edges[1:]) / 2
+        self._writer.add_histogram_raw(
+            tag,
+            min=float(edges[0]),
+            max=float(edges[-1]),
+            num=int(counts.sum()),
+            sum=float(counts @ middles),
+            sum_squares=float(counts @ middles**2),
+            bucket_limits=edges[1:].tolist(),
+            bucket_counts=counts.tolist(),
+            global_step=step,
+            walltime=wall_time,
+        )
 
     def _is_closed(self) -> bool:
         """A writer that was closed would open a second event file when it is used again."""
@@ -166,25 +194,6 @@ class _Buckets(NamedTuple):
 
     edges: np.ndarray  # (B + 1,) float64; the outer ones are the smallest and the largest element
     counts: np.ndarray  # (B,) float64
-
-
-def _linear(row: HistogramTable) -> _Buckets | None:
-    """Of |x|. None where all is NaN or inf."""
-    zeros = float(row.counts[0, ZERO])
-    finite = _finite(row)
-    if finite is None:
-        return _Buckets(np.zeros(2), np.array([zeros])) if zeros else None
-    if not zeros:
-        return finite
-    # Zeros in a bucket of their own, down to which the smallest elements reach.
-    edges = np.concatenate(([0.0], finite.edges))
-    return _Buckets(edges, np.concatenate(([zeros], finite.counts)))
-
-
-def _log2(row: HistogramTable) -> _Buckets | None:
-    """Of log2 |x|, zeros left out. None where there is nothing else."""
-    finite = _finite(row)
-    return None if finite is None else _Buckets(np.log2(finite.edges), finite.counts)
 
 
 def _finite(row: HistogramTable) -> _Buckets | None:
@@ -230,15 +239,13 @@ class _Layout(NamedTuple):
 
 def _lay_out(columns: Sequence[str]) -> _Layout:
     index = {name: at for at, name in enumerate(columns)}
-    rates = set(lr_columns(columns))
+    parsed = {name: StepColumn.parse(name) for name in columns}
 
-    def evidence(name: str) -> int | None:
-        owner, _, last = name.rpartition("/")
-        if last == "loss":
+    def evidence(column: StepColumn) -> int | None:
+        if column.name == "loss":
             return index.get("micro_batches")
-        if last in ("grad_norm", "grad_norm_clipped"):
-            # A NaN norm needs a non-finite element.
-            return index.get(f"{owner}/nonfinite_tensors" if owner else "nonfinite_tensors")
+        if column.name in ("grad_norm", "grad_norm_clipped"):
+            return index.get(column.beside("nonfinite_tensors"))  # a NaN norm needs a non-finite element
         return None
 
     return _Layout(
@@ -246,11 +253,11 @@ def _lay_out(columns: Sequence[str]) -> _Layout:
         step=index["step"],
         wall_time=index["wall_time"],
         loss_scale=index.get("loss_scale"),
-        skipped=tuple(at for name, at in index.items() if name.split("/")[-1] == "skipped"),
+        skipped=tuple(at for name, at in index.items() if parsed[name].name == "skipped"),
         shown=tuple(
-            _Scalar(f"tbnum/{name}", at, evidence(name))
+            _Scalar(f"tbnum/{name}", at, evidence(parsed[name]))
             for name, at in index.items()
-            if name.split("/")[-1] in _SHOWN or name in rates
+            if parsed[name].name in _SHOWN and not parsed[name].group and parsed[name].term is None
         ),
     )
 
