@@ -61,7 +61,7 @@ def bits(value: Any) -> Any:
         return {key: bits(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
         return [bits(member) for member in value]
-    return repr(value)
+    return repr(value.values) if isinstance(value, OrUnknown) else repr(value)
 
 
 def fits(column: str, recorded: float, truth: Value) -> bool:
@@ -105,6 +105,29 @@ def differences(steps: dict[str, np.ndarray], rows: list[dict[str, Value]]) -> l
         found.append(f"{len(steps['step'])} steps recorded, {len(rows)} attempts made")
     for number, row in enumerate(rows[: len(steps["step"])]):
         found += misfits(steps, number, row)
+    return found
+
+
+def out_of_order(steps: dict[str, np.ndarray], sequences: dict[str, list[float]]) -> list[str]:
+    """Of columns whose rows the loop does not know, but their values."""
+    found = []
+    for column, truth in sequences.items():
+        if column not in steps:
+            found.append(f"no column {column}")
+            continue
+        recorded = [value for value in steps[column].astype(float).tolist() if math.isfinite(value)]
+        if column.endswith("/skipped"):
+            recorded, truth = [sum(recorded)], [sum(truth)]
+        if len(recorded) != len(truth):
+            found.append(f"{column} has {len(recorded)} values, in truth {len(truth)}")
+        pairs = zip(recorded, truth, strict=False)
+        wrong = [
+            number
+            for number, (value, true) in enumerate(pairs)
+            if not fits(column.replace("/skipped", ""), value, true)
+        ]
+        if wrong:
+            found.append(f"{column}: value {wrong[0]} is {recorded[wrong[0]]}, in truth {truth[wrong[0]]}")
     return found
 
 
@@ -160,7 +183,7 @@ def problems(loop: Loop, folder: Path) -> list[str]:
     found = []
     if bits(tape.kept) != bits(bare.kept):
         found.append("training differs")
-    if bits(tape.rows) != bits(bare.rows):
+    if bits([tape.rows, tape.sequences]) != bits([bare.rows, bare.sequences]):
         found.append("the loop's own numbers differ")
     if bits(random_with) != bits(random_without):
         found.append("the random state differs")
@@ -171,8 +194,12 @@ def problems(loop: Loop, folder: Path) -> list[str]:
             found.append(f"no run {name}")
             continue
         place = "" if name == "." else f"run {name}: "
-        rows = aligned(runs[name].steps, rows)
-        found += [place + problem for problem in differences(runs[name].steps, rows) + unlike(loop, runs[name], rows)]
+        steps = runs[name].steps
+        found += [place + problem for problem in out_of_order(steps, tape.sequences.get(name, {}))]
+        if not rows and name in tape.sequences:
+            rows = [{"skipped": bool(skipped)} for skipped in steps["skipped"]]
+        rows = aligned(steps, rows)
+        found += [place + problem for problem in differences(steps, rows) + unlike(loop, runs[name], rows)]
     return found
 
 

@@ -83,6 +83,7 @@ class Tape:
 
     def __init__(self, logdir: Path | None) -> None:
         self.rows: dict[str, list[dict[str, Value]]] = {}  # by run
+        self.sequences: dict[str, dict[str, list[float]]] = {}  # by run and column
         self.kept: list[Any] = []
         self._logdir = logdir
         self._monitors: list[tbnum.Monitor] = []
@@ -128,6 +129,18 @@ class Tape:
     def step(self, columns: Mapping[str, Value] | None = None, *, run: str = ".", **more: Value) -> None:
         """One row of the record, with the columns that the loop knows of."""
         self.rows.setdefault(run, []).append({**(columns or {}), **more})
+
+    def of(self, optimizer: str, *, run: str = ".", **values: float | Tensor) -> None:
+        """One attempt of one of several optimizers, whichever row it is in: the known values of its columns, in order.
+
+        `loss` is compared with the sum over all rows too, in the plain column.
+        """
+        columns = self.sequences.setdefault(run, {})
+        self.rows.setdefault(run, [])
+        for column, value in values.items():
+            number = float(value)
+            if math.isfinite(number):
+                columns.setdefault(f"{optimizer}/{column}", []).append(number)
 
     def keep(self, *objects: Any) -> None:
         """What training made, to be compared bit by bit at the end: modules, optimizers, tensors, numbers."""
