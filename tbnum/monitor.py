@@ -209,6 +209,7 @@ class Monitor:
         self._state: dict[str, Any] | None = None  # of a checkpoint, until the next step
         self._scaler = None if scaler is None else weakref.ref(scaler)
         self._releases: list[Callable[[], None]] = []
+        self._when_written: list[Callable[[], None]] = []
         try:
             for each in optimizers.values():
                 self._releases.append(observe_optimizer(each, self._observer, owner=self))
@@ -350,6 +351,20 @@ class Monitor:
             raise TypeError(f"on_event() takes a function of one event, not {callback!r}.")
         self._recorder.callbacks.append(callback)
 
+    def on_scalars(self, callback: Callable[[int, dict[str, float], float], None]) -> None:
+        """Call `callback(step, values, wall_time)` with what TensorBoard's own dashboards get, every `scalar_interval`.
+
+        `values` by tag, `tbnum/loss` and so on. It runs on the log's thread, never on the one that trains. An exception
+        in it is counted as `dashboards failed` and does not reach the loop. Without scalars (`scalar_interval=None`, or
+        another rank than 0) it is never called.
+
+        Raises:
+            TypeError: `callback` cannot be called.
+        """
+        if not callable(callback):
+            raise TypeError(f"on_scalars() takes a function of a step, values and a time, not {callback!r}.")
+        self._recorder.on_scalars(callback)
+
     def flush(self) -> None:
         """Everything up to here is on disk when this returns. Waits for the device and for the disk."""
         self._observer.drain(wait=True)
@@ -369,6 +384,8 @@ class Monitor:
         if self._activations is not None:
             self._activations.stop()
         self._recorder.close()
+        for callback in self._when_written:
+            callback()
 
     def _at_exit(self) -> None:
         """Nobody called close(): write what devices still hold, and why the interpreter ends where it tells."""
@@ -415,6 +432,10 @@ class Monitor:
     def call_when_closed(self, release: Callable[[], None]) -> None:
         """`close()` calls `release` as well: for hooks that an integration adds. It may be called twice."""
         self._releases.append(release)
+
+    def call_when_written(self, callback: Callable[[], None]) -> None:
+        """`close()` calls `callback` at its end, when all is written."""
+        self._when_written.append(callback)
 
     def _release(self) -> None:
         for release in self._releases:

@@ -25,7 +25,7 @@ from tbnum.arguments import described, settings_of
 from tbnum.explain import LiveExplainer
 from tbnum.explain.repeats import divergence, fingerprint
 from tbnum.log.columns import columns_named
-from tbnum.log.dashboards import Dashboards, histogram_tag
+from tbnum.log.dashboards import Dashboards, Listener, histogram_tag
 from tbnum.log.reader import Run, session_metas, writing_now
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
 from tbnum.log.tensors import HistogramTable, TensorTable
@@ -373,6 +373,10 @@ class Recorder:
         self._log.flush()
         if self._own_writer is not None and os.getpid() == self._pid:
             _whatever_happens(self._own_writer.flush)
+
+    def on_scalars(self, listener: Listener) -> None:
+        if self._dashboards is not None:
+            self._dashboards.listeners.append(listener)
 
     def close(self) -> None:
         self.write_flight()

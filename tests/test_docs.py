@@ -19,6 +19,7 @@ from tests.pages import DOCS, ROOT, blocks, difference, run_page
 
 PAGES = sorted(DOCS.glob("*.md"))
 RUN = [page for page in PAGES if any(block.language in ("python", "console") for block in blocks(page))]
+NEEDS = {"trackers": ("mlflow", "sqlalchemy", "wandb")}
 PUBLIC = [
     *(f"tbnum.{name}" for name in tbnum.__all__ if name != "__version__"),
     *(f"tbnum.Monitor.{name}" for name in vars(tbnum.Monitor) if not name.startswith("_")),
@@ -43,6 +44,9 @@ def test_what_the_page_shows_works(
     monkeypatch.chdir(tmp_path.parent)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("MPLBACKEND", "agg")
+    for package in NEEDS.get(page.stem, ()):
+        pytest.importorskip(package, reason=f"the page needs {package}")
+    monkeypatch.setenv("WANDB_SILENT", "true")
     if page.stem in ("notebook", "ci"):
         overflowing_run(tmp_path / "gpt")
     run_page(page, capsys)

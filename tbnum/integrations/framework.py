@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import re
@@ -9,7 +10,16 @@ from types import ModuleType
 
 __all__ = ["OLDEST", "framework"]
 
-OLDEST = {"lightning": "2.4", "transformers": "4.51", "accelerate": "1.0"}  # as in pyproject.toml
+OLDEST = {
+    "lightning": "2.4",
+    "transformers": "4.51",
+    "accelerate": "1.0",
+    "wandb": "0.19",
+    "mlflow": "2.16",
+    "trackio": "0.10",
+}  # as in pyproject.toml
+
+DISTRIBUTIONS = {"mlflow": ("mlflow", "mlflow-skinny")}  # where a module's has another name than it, or several
 
 
 def framework(extra: str, *modules: str) -> ModuleType:
@@ -20,9 +30,8 @@ def framework(extra: str, *modules: str) -> ModuleType:
     """
     for module in modules:
         package = module.partition(".")[0]
-        try:
-            found = importlib.metadata.version(package.replace("_", "-"))
-        except importlib.metadata.PackageNotFoundError:
+        found = _version(package)
+        if found is None:
             continue
         if _numbers(found) < _numbers(OLDEST[extra]):
             raise ImportError(
@@ -32,6 +41,13 @@ def framework(extra: str, *modules: str) -> ModuleType:
         return importlib.import_module(module)
     names = " or ".join(module.partition(".")[0] for module in modules)
     raise ImportError(f"tbnum.integrations.{extra} needs {names}: pip install 'tbnum[{extra}]'", name=modules[0])
+
+
+def _version(package: str) -> str | None:
+    for name in DISTRIBUTIONS.get(package, (package.replace("_", "-"),)):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

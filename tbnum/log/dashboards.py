@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from tbnum.formats import INF, ZERO, upper_edge
 from tbnum.log.columns import StepColumn
 from tbnum.log.tensors import HistogramTable
 
-__all__ = ["MOST_TAGS", "Dashboards", "SummaryWriter", "histogram_tag"]
+__all__ = ["MOST_TAGS", "Dashboards", "Listener", "SummaryWriter", "histogram_tag"]
 
 MOST_TAGS = 16
 """Under `tbnum/`, of one optimizer. TensorBoard draws a card for each tag, all in one group."""
@@ -44,6 +44,10 @@ def histogram_tag(source: str, optimizer: str | None, tensor: str | None = None)
     if tensor is not None:
         return f"tbnum_tensors/{source}/{tensor}"
     return f"tbnum/{optimizer}/{source}" if optimizer else f"tbnum/{source}"
+
+
+Listener = Callable[[int, dict[str, float], float], None]
+"""Gets a step, its scalars by tag, and the time in seconds since the epoch."""
 
 
 class SummaryWriter(Protocol):
@@ -83,6 +87,7 @@ class Dashboards:
         if scalar_interval < 1:
             raise ValueError(f"scalar_interval has to be at least 1, not {scalar_interval!r}")
         self.lost = 0
+        self.listeners: list[Listener] = []
         self._writer = writer
         self._own = own
         self._interval = scalar_interval
@@ -108,6 +113,8 @@ class Dashboards:
             return
         scalars = [(scalar.tag, float(row[scalar.at])) for scalar in layout.shown if _known(row, scalar)]
         scalars.append(("tbnum/skipped_total", float(skipped_total)))
+        for listener in self.listeners:
+            listener(step, dict(scalars), float(row[layout.wall_time]))
         if self._is_closed():
             self.lost += len(scalars)
             return
