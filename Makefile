@@ -40,7 +40,7 @@ test: $(VENV)/for-tests $(VENV)/node $(VENV)/browser frontend
 	@echo "== tsc"
 	@node_modules/.bin/tsc -p .
 	@echo "== the panel's own tests"
-	@node --test tests/js/*.test.js
+	@npm test --silent
 	@echo "== pytest"
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} python -m pytest $(PYTEST_ARGS)
 

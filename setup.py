@@ -1,6 +1,6 @@
 """Builds tbnum. Metadata stands in pyproject.toml; here stand the packages, and the panel's front end.
 
-`frontend/` is what is written, `static/` what is served. esbuild bundles and minifies: `index.js` with all that it
+`frontend/` is what is written, `static/` what is served. esbuild bundles and minifies: `index.ts` with all that it
 imports, uPlot too, and a file for each module that is imported only when a person opens it. Each has its source map.
 npm fetches both by package-lock.json and its hashes.
 
@@ -31,12 +31,12 @@ EDITABLE = ROOT / ".editable"  # what an editable install puts on the path
 STAMP = STATIC / "built-from.sha256"  # the recipe's hash, and the names of what was built by it
 TOOLS = ("node_modules/esbuild", "node_modules/uplot")  # as package-lock.json names them
 ESBUILD = {
-    "entryPoints": ["frontend/index.js", "frontend/style.css"],
+    "entryPoints": ["frontend/index.ts", "frontend/style.css"],
     "bundle": True,
     "splitting": True,
     # What is opened later gets at the modules of the first drawing through one file. Without this there would be one
     # for each set of modules that happens to share them, and a request for each before anything is drawn.
-    "inject": ["frontend/index.js"],
+    "inject": ["frontend/index.ts"],
     "chunkNames": "[name]-[hash]",
     "minify": True,
     "format": "esm",
@@ -64,7 +64,7 @@ def text_of(file: Path) -> bytes:
 
 def read_sources() -> dict[str, bytes]:
     """What is written, by the names of its files."""
-    return {file.name: text_of(file) for file in sorted(FRONTEND.glob("*")) if file.suffix in (".js", ".css")}
+    return {file.name: text_of(file) for file in sorted(FRONTEND.glob("*")) if file.suffix in (".ts", ".css")}
 
 
 def recipe_hash(sources: dict[str, bytes]) -> str:

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Api, RouteError, Series, Unreachable, decodeArrays, revived } from "../../plugins/tensorboard_plugin_tbnum/frontend/api.js";
+import { Api, RouteError, Series, Unreachable, decodeArrays, revived } from "../../plugins/tensorboard_plugin_tbnum/frontend/api.ts";
 
 /** A binary answer as `http_api.md` describes it. */
 function packed(fields, arrays) {

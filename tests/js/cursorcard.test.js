@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { differenceText } from "../../plugins/tensorboard_plugin_tbnum/frontend/cursorcard.js";
+import { differenceText } from "../../plugins/tensorboard_plugin_tbnum/frontend/cursorcard.ts";
 
 test("a difference is signed, a scale's is a factor, and there is none to what is not finite", () => {
   assert.equal(differenceText(2.5, 2, false), " (+0.5)");

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { clippedText } from "../../plugins/tensorboard_plugin_tbnum/frontend/describe.js";
+import { clippedText } from "../../plugins/tensorboard_plugin_tbnum/frontend/describe.ts";
 import { exact } from "./series.js";
 
 test("the share of clipped updates is exact, where steps are reduced too, and leaves out skipped steps", () => {

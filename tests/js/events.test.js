@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { eventFacts, eventText, sentinelText, tensorsAtFault } from "../../plugins/tensorboard_plugin_tbnum/frontend/events.js";
+import { eventFacts, eventText, sentinelText, tensorsAtFault } from "../../plugins/tensorboard_plugin_tbnum/frontend/events.ts";
 
 const SKIP = {
   step: 450, wall_time: 0, elapsed: 1, kind: "skip", severity: "warning", optimizer: "optimizer", cause: "bad_batch",

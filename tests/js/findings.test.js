@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { arranged, findingRows, folded } from "../../plugins/tensorboard_plugin_tbnum/frontend/findings.js";
+import { arranged, findingRows, folded } from "../../plugins/tensorboard_plugin_tbnum/frontend/findings.ts";
 
 const FINDINGS = [{ rule: "a", severity: "error", title: "Collapsed", evidence: "why", remedy: "lower it", steps: [] }];
 

@@ -4,7 +4,7 @@ import { test } from "node:test";
 import {
   formatAge, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare,
   linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, statusOf, stepLabels, timeLabels, timeTicks, typeset,
-} from "../../plugins/tensorboard_plugin_tbnum/frontend/format.js";
+} from "../../plugins/tensorboard_plugin_tbnum/frontend/format.ts";
 
 test("an unknown value is a dash, a non-finite one is what it is", () => {
   assert.equal(formatNumber(null), "–");

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { parseFilter } from "../../plugins/tensorboard_plugin_tbnum/frontend/host.js";
+import { parseFilter } from "../../plugins/tensorboard_plugin_tbnum/frontend/host.ts";
 
 test("what TensorBoard filters by is read from its address, wherever it put it, and nonsense filters nothing", () => {
   const names = ["gpt/seed1", "gpt/seed2", "Other"];

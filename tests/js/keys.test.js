@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { chartKey } from "../../plugins/tensorboard_plugin_tbnum/frontend/keys.js";
+import { chartKey } from "../../plugins/tensorboard_plugin_tbnum/frontend/keys.ts";
 
 /** What a key does on a chart of steps 100 to 200. */
 function pressed(key, cursor, more = {}) {

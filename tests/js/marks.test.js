@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { buildLanes, causesOf, cluster, laneOf, onCurve, pillWidth, shownLanes } from "../../plugins/tensorboard_plugin_tbnum/frontend/marks.js";
+import { buildLanes, causesOf, cluster, laneOf, onCurve, pillWidth, shownLanes } from "../../plugins/tensorboard_plugin_tbnum/frontend/marks.ts";
 
 const event = (step, kind, more = {}) => ({
   step, kind, wall_time: step, elapsed: step, severity: "info", optimizer: null, cause: null, message: "", remedy: "", data: {}, ...more,

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { apart } from "../../plugins/tensorboard_plugin_tbnum/frontend/overlaycanvas.js";
+import { apart } from "../../plugins/tensorboard_plugin_tbnum/frontend/overlaycanvas.ts";
 
 test("labels stand apart, near their lines and inside", () => {
   const places = (ys, xs = ys.map(() => 0)) => apart(ys.map((y, at) => ({ x: xs[at], y })), 10, 10, 0, 100).map(({ y }) => y);

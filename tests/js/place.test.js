@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { formatPlace, isOurs, nowhere, parsePlace } from "../../plugins/tensorboard_plugin_tbnum/frontend/place.js";
+import { formatPlace, isOurs, nowhere, parsePlace } from "../../plugins/tensorboard_plugin_tbnum/frontend/place.ts";
 
 test("what is written into the address is read back", () => {
   const place = { run: "gpt/seed 1&x=<b>#%", zoom: /** @type {[number, number]} */ ([120, 480]), axis: /** @type {const} */ ("time"), event: { step: 412, kind: "skip" }, views: "loss.log,norm*180,-scale", dock: "heatmap", pin: 77, column: "headroom/float16", tensor: "a.b&c", over: ["gpt/seed 2,3", "."], grouped: true };

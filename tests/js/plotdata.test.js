@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { aroundGap, measuredNan, missingAfter, plotData, sampledLine, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.js";
-import { CHARTS } from "../../plugins/tensorboard_plugin_tbnum/frontend/views.js";
+import { aroundGap, measuredNan, missingAfter, plotData, sampledLine, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.ts";
+import { CHARTS } from "../../plugins/tensorboard_plugin_tbnum/frontend/views.ts";
 import { exact } from "./series.js";
 
 const [LOSS, SCALE, NORM] = CHARTS;

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { RunColors, groupName, linesOf, shortNames } from "../../plugins/tensorboard_plugin_tbnum/frontend/runlines.js";
+import { RunColors, groupName, linesOf, shortNames } from "../../plugins/tensorboard_plugin_tbnum/frontend/runlines.ts";
 
 test("a run keeps the colour that TensorBoard gave it, however many come after it", () => {
   const colors = new RunColors();

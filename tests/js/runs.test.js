@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { differences, findingsText, sortedRuns } from "../../plugins/tensorboard_plugin_tbnum/frontend/runs.js";
+import { differences, findingsText, sortedRuns } from "../../plugins/tensorboard_plugin_tbnum/frontend/runs.ts";
 
 test("settings differ where their paths do, however deep; what one did not tell is a dash", () => {
   const first = { scaler: { init_scale: 65536, growth: 2 }, seed: 1, config: null };

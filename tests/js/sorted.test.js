@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { bucketAt, indexOfStep, lowerBound } from "../../plugins/tensorboard_plugin_tbnum/frontend/sorted.js";
+import { bucketAt, indexOfStep, lowerBound } from "../../plugins/tensorboard_plugin_tbnum/frontend/sorted.ts";
 
 test("a step is found in its bucket, and in none where there is none", () => {
   const series = { step: [0, 4, 8], stepLast: [3, 5, 9] };

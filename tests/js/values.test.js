@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { pointsInView } from "../../plugins/tensorboard_plugin_tbnum/frontend/values.js";
+import { pointsInView } from "../../plugins/tensorboard_plugin_tbnum/frontend/values.ts";
 
 test("the table has the points in view, or evenly chosen ones with both ends", () => {
   const step = Float64Array.from({ length: 100 }, (_, at) => 10 * at);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { firstViews, formatViews, neededColumns, parseViews } from "../../plugins/tensorboard_plugin_tbnum/frontend/views.js";
+import { firstViews, formatViews, neededColumns, parseViews } from "../../plugins/tensorboard_plugin_tbnum/frontend/views.ts";
 
 test("only columns that the run has are asked for, with the optimizer's prefix", () => {
   assert.deepEqual(neededColumns(["loss", "gan/grad_norm", "grad_norm"], "gan/"), ["loss", "gan/grad_norm"]);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { TimeAxis, placesOf } from "../../plugins/tensorboard_plugin_tbnum/frontend/xaxis.js";
+import { TimeAxis, placesOf } from "../../plugins/tensorboard_plugin_tbnum/frontend/xaxis.ts";
 import { exact } from "./series.js";
 
 test("steps become seconds and back, also where the clock was set back", () => {

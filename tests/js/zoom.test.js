@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Zoom, clampedZoom, isClose } from "../../plugins/tensorboard_plugin_tbnum/frontend/zoom.js";
+import { Zoom, clampedZoom, isClose } from "../../plugins/tensorboard_plugin_tbnum/frontend/zoom.ts";
 
 test("a zoom keeps within the steps there are, is never too narrow, and is none where it would show all", () => {
   assert.deepEqual(clampedZoom([20, 40], [0, 100]), [20, 40]);

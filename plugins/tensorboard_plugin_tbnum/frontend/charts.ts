@@ -1,0 +1,553 @@
+/**
+ * The linked charts: one x axis, one cursor, one zoom. uPlot draws their lines, with what `canvas.ts` and `overlay.ts`
+ * add.
+ *
+ * What is drawn is in `views.ts`, as numbers in `plotdata.ts`; marks of events are in `lanes.ts`.
+ */
+
+import { areaOf, drawBands, drawEdge, drawInstead } from "./canvas.ts";
+import { keyItems, stepsInView, summaryOf } from "./describe.ts";
+import { element, styled } from "./elements.ts";
+import { linearTicks, stepLabels, timeLabels, timeTicks } from "./format.ts";
+import { wheelZoom } from "./gestures.ts";
+import { MarkLanes } from "./lanes.ts";
+import { makePane } from "./pane.ts";
+import { PADDING_RIGHT, X_AXIS_HEIGHT, makePlot } from "./plot.ts";
+import { NOTHING, lineOf, plotData, sampledLine } from "./plotdata.ts";
+import { lowerBound } from "./sorted.ts";
+import { CHARTS, TENSOR_CHART, firstViews } from "./views.ts";
+import { STEPS_AXIS, xAxisOf } from "./xaxis.ts";
+import { yLabels, yRange, yTicks } from "./yaxis.ts";
+
+import type { Overlay } from "./overlay.ts";
+import type { SeriesLike, TbnumEvent } from "./answers.ts";
+import type { Series } from "./api.ts";
+import type { Lane } from "./marks.ts";
+import type { Pane, PaneCallbacks } from "./pane.ts";
+import type { Plot } from "./plot.ts";
+import type { ChartSpec, LineSpec, Scale, Views } from "./views.ts";
+import type { Alignment, XAxis } from "./xaxis.ts";
+
+/** What the charts show. */
+export type Model = {
+  /** of the interval in view, or more */
+  series: Series;
+  /** of the whole run */
+  overview: Series;
+  /** for views of tensors: extremes over all of them, and the chosen one's values */
+  tensors: { headroom: SeriesLike | null; tensor: SeriesLike | null; name: string | null };
+  lanes: Lane[];
+  /** ids of lanes that the legend turned off */
+  hidden: Set<string>;
+  /** steps */
+  view: [number, number];
+  axis: Alignment;
+  smoothing: number;
+  /** of the columns of the optimizer that is shown */
+  prefix: string;
+  selected: TbnumEvent | null;
+  /** the step that others are held against */
+  pinned: number | null;
+  /** what is written where a view has no value at all: that it is on its way, or how to have it recorded */
+  whyEmpty: (spec: ChartSpec) => string;
+};
+
+/** What the charts tell of what a person does. */
+export type ChartCallbacks = {
+  zoom: (from: number, to: number) => void;
+  reset: () => void;
+  select: (event: TbnumEvent) => void;
+  hover: (step: number | null) => void;
+  pin: (step: number) => void;
+  key: (key: KeyboardEvent) => void;
+  views: (views: Views) => void;
+  closeTensor: () => void;
+  optimizer: (index: number) => void;
+};
+
+/** A model on its x axis, as it is drawn. */
+export type Drawing = {
+  model: Model;
+  xAxis: XAxis;
+  /** of x, in view */
+  range: [number, number];
+  /** by the names of CSS variables */
+  colors: Record<string, string>;
+};
+
+/** The x axis of the charts. */
+export type Geometry = {
+  /** pixels from the left of the charts to where the axis begins */
+  left: number;
+  width: number;
+  /** whether it shows seconds, not steps */
+  time: boolean;
+  /** of the axis */
+  min: number;
+  max: number;
+  xOf: (step: number) => number;
+  stepOf: (x: number) => number;
+};
+
+export const GUTTER = 94; // the names of lanes and, before the first step, half of a count of marks
+const GRIP_HEIGHT = 6;
+
+export class Charts {
+  root: HTMLElement;
+  callbacks: ChartCallbacks;
+  model: Model | null = null;
+  xAxis: XAxis = STEPS_AXIS;
+  colors: Record<string, string> = {};
+  cursorStep: number | null = null;
+  /** Other runs in the same charts. */
+  overlay: Overlay | null = null;
+  /** Marks of events. */
+  marks: MarkLanes;
+  optimizerSelect: HTMLSelectElement;
+  /** All of them. */
+  every: Pane[];
+  gutter = GUTTER;
+  /** Of all of it, in pixels, when it was drawn last. */
+  room: { width: number; height: number };
+  /** Of the plots, until the room or what stands above them changes. */
+  sizes: { width: number; height: number }[] | null = null;
+  /** Whether the chosen tensor has a chart. */
+  withTensor = false;
+  /** Those that are shown, from top to bottom. */
+  panes: Pane[] = [];
+  views = firstViews();
+
+  constructor(root: HTMLElement, callbacks: ChartCallbacks) {
+    this.root = root;
+    this.callbacks = callbacks;
+    this.marks = new MarkLanes({ select: callbacks.select, zoom: callbacks.zoom, look: (step) => {
+      if (step !== null) this.setCursor(step);
+      callbacks.hover(step);
+    } });
+    this.optimizerSelect = element("select", { class: "small", hidden: true,
+      "aria-label": "Optimizer whose gradient norm is shown",
+      onchange: () => callbacks.optimizer(this.optimizerSelect.selectedIndex) });
+    this.every = [...CHARTS, TENSOR_CHART].map((spec) =>
+      makePane(spec, this.#paneCallbacks(spec), ...(spec.id === "norm" ? [this.optimizerSelect] : []))
+    );
+    this.room = { width: root.clientWidth, height: root.clientHeight };
+    this.setViews(this.views);
+  }
+
+  /** Shows other views, in another order or height. */
+  setViews(views: Views) {
+    const focused = document.activeElement;
+    const before = this.panes;
+    this.views = views;
+    this.panes = [...(this.withTensor ? [TENSOR_CHART.id] : []), ...views.order.filter((id) => !views.hidden.has(id))]
+      .map((id) => (this.every.find((pane) => pane.spec.id === id) as Pane));
+    this.marks.forget();
+    if (before.length === this.panes.length && before.every((pane, at) => pane === this.panes[at])) {
+      this.resize();
+      return;
+    }
+    for (const pane of this.every) {
+      pane.plot?.destroy(); // the x axis stands below the last one, whichever that is
+      pane.plot = null;
+      pane.made = [];
+    }
+    this.root.replaceChildren(this.marks.element, ...(this.overlay ? [this.overlay.strip] : []),
+      ...this.panes.flatMap((pane) => [pane.element, pane.grip]));
+    if (focused instanceof HTMLElement && this.root.contains(focused)) focused.focus();
+    this.resize();
+  }
+
+  /** Room for longer names beside the plots, and a chart of a tensor. */
+  setTensors(gutter: number, withTensor: boolean) {
+    if (gutter === this.gutter && withTensor === this.withTensor) return;
+    const rebuild = gutter !== this.gutter;
+    this.gutter = gutter;
+    this.withTensor = withTensor;
+    if (rebuild) this.panes = [];
+    this.setViews(this.views);
+  }
+
+  /** The x axis, for what stands below the charts. */
+  get geometry(): Geometry {
+    const [min, max] = this.#xRange();
+    const { xAxis, gutter, plotWidth } = this;
+    return { left: gutter, width: plotWidth, time: this.shown.axis === "time", min, max, xOf: (step) => xAxis.xOf(step),
+      stepOf: (x) => xAxis.stepOf(x) };
+  }
+
+  /** What is drawn of the run, line by line; what was sampled of tensors at the points of the steps' series. */
+  get lines() {
+    const { series, prefix } = this.shown;
+    return this.panes.flatMap(({ spec }) =>
+      spec.lines.flatMap((line) => {
+        const column = spec.ofTensors ? sampledLine(this.#seriesOf(spec), line.column, series)
+          : lineOf(spec, line, series, prefix);
+        return column ? [{ spec, line, column }] : [];
+      })
+    );
+  }
+
+  setOverlay(overlay: Overlay) {
+    this.overlay = overlay;
+    this.marks.element.after(overlay.strip);
+  }
+
+  /** The view at a height of the window, the first where there is none. */
+  specAt(y: number) {
+    const found =
+      this.panes.find(({ element: { offsetHeight }, element: box }) =>
+        y <= box.getBoundingClientRect().top + offsetHeight
+      ) ?? this.panes[0];
+    return found.spec;
+  }
+
+  /** Names in the select of optimizers; hidden where there is one. */
+  setOptimizers(names: string[], chosen: number) {
+    this.optimizerSelect.hidden = names.length < 2;
+    this.optimizerSelect.replaceChildren(...names.map((name) => element("option", {}, name)));
+    this.optimizerSelect.selectedIndex = chosen;
+  }
+
+  #paneCallbacks(spec: ChartSpec): PaneCallbacks {
+    return { key: (event) => this.callbacks.key(event),
+      log: () => this.#changeViews((views) => views.log.set(spec.id, this.#scaleOf(spec) !== "log10")),
+      move: (by) => this.#move(spec.id, by), hide: () => {
+        if (spec === TENSOR_CHART) this.callbacks.closeTensor();
+        else this.#changeViews(({ hidden }) => {
+            if (this.panes.length > 1) hidden.add(spec.id);
+          });
+      }, height: (pixels) =>
+        this.#changeViews(({ heights }) => {
+          if (pixels === null) heights.delete(spec.id);
+          else heights.set(spec.id, pixels);
+        }) };
+  }
+
+  /** What a person changed of the views. */
+  #changeViews(change: (views: Views) => void) {
+    const { order, hidden, heights, log } = this.views;
+    const views = { order: [...order], hidden: new Set(hidden), heights: new Map(heights), log: new Map(log) };
+    change(views);
+    this.callbacks.views(views);
+  }
+
+  /** @param by past the next one that is shown */
+  #move(id: string, by: 1 | -1) {
+    const shown = this.panes.map(({ spec }) => spec.id);
+    const other = shown[shown.indexOf(id) + by];
+    if (other === undefined) return;
+    this.#changeViews((views) => {
+      views.order.splice(views.order.indexOf(id), 1);
+      views.order.splice(views.order.indexOf(other) + (by > 0 ? 1 : 0), 0, id);
+    });
+  }
+
+  // ---- Drawing
+
+  /** The model, once there is one. */
+  get shown() {
+    return (this.model as Model);
+  }
+
+  /** The model on its x axis. */
+  get #drawing(): Drawing {
+    return { model: this.shown, xAxis: this.xAxis, range: this.#xRange(), colors: this.colors };
+  }
+
+  /** Draws a model. Costs about a millisecond for each thousand points. */
+  show(model: Model) {
+    const before = this.model;
+    this.model = model;
+    if (model.axis !== before?.axis || model.overview !== before.overview) {
+      this.xAxis = xAxisOf(model.axis, model.overview);
+    }
+    for (const { log, spec } of this.panes) log.setAttribute("aria-pressed", String(this.#scaleOf(spec) === "log10"));
+    // once, before what is written makes reading dear
+    this.room = { width: this.root.clientWidth, height: this.root.clientHeight };
+    if (!this.room.width || !this.room.height) return; // hidden; `resize` draws when it is not
+    if (!Object.keys(this.colors).length) this.#readColors();
+    const lanesChanged = this.marks.layout(model, this.room.width);
+    if (this.overlay?.layStrip(this.gutter, this.plotWidth) || lanesChanged) this.sizes = null;
+    const fresh = this.panes.map((pane) => this.#prepare(pane));
+    const sizes = (this.sizes ??= this.#sizes()); // after what stands above the plots has its height
+    const [min, max] = this.#xRange();
+    this.panes.forEach((pane, index) => {
+      pane.plot ??= this.#makePlot(pane, index, sizes[index]);
+      const { plot } = pane;
+      plot.axes[0].label = this.#xLabel(index);
+      pane.grip.setAttribute("aria-valuenow", String(sizes[index].height - this.#below(index)));
+      if (plot.width !== sizes[index].width || plot.height !== sizes[index].height) plot.setSize(sizes[index]);
+      plot.batch(() => {
+        if (fresh[index]) plot.setData(pane.data as any, false);
+        this.#setWidths(pane, plot);
+        if (pane.empty && !fresh[index]) plot.redraw(false); // why may have changed
+        plot.setScale("x", { min, max });
+      });
+    });
+  }
+
+  /** Computes what a chart draws, where that has changed, and says it in words. @returns whether it has */
+  #prepare(pane: Pane): boolean {
+    const { prefix, smoothing } = this.shown;
+    const series = this.#seriesOf(pane.spec);
+    const scale = this.#scaleOf(pane.spec);
+    const beside = !!this.overlay?.active;
+    const made = [series, scale, prefix, smoothing, this.xAxis, beside];
+    const changed = made.some((part, at) => part !== pane.made[at]);
+    if (changed) {
+      const xOf = (step: number) => this.xAxis.xOf(step);
+      Object.assign(pane, { made }, plotData(pane.spec, series, { scale, prefix, smoothing, xOf, beside }));
+    }
+    this.#describe(pane);
+    return changed;
+  }
+
+  /** Says in words what a chart shows. */
+  #describe(pane: Pane) {
+    const { spec, holder, legend, summary, edge } = pane;
+    const model = this.shown;
+    const series = this.#seriesOf(spec);
+    const [from, to] = stepsInView(model);
+    holder.setAttribute("aria-valuemin", String(from));
+    holder.setAttribute("aria-valuemax", String(to));
+    if (spec === TENSOR_CHART) pane.title.textContent = model.tensors.name;
+    const drawn = spec.lines.filter((line) => lineOf(spec, line, series, model.prefix) && !this.#isLeftOut(spec, line));
+    const items = keyItems(spec, drawn, series, model, (line) => this.#cssColor(spec, line),
+      edge.step.some((step) => step >= from && step <= to));
+    const text = this.#cssColor(spec, spec.lines[0]) + items.map((item) => item.textContent).join();
+    if (legend.dataset.text !== text) {
+      legend.dataset.text = text;
+      this.sizes = null;
+      legend.replaceChildren(...items);
+    }
+    summary.textContent = summaryOf(spec, series, model, this.#emptyText(spec))
+      + (this.overlay?.summary(spec, this.#scaleOf(spec)) ?? "");
+  }
+
+  /**
+   * Lines whose points crowd are drawn a pixel wide: where they go up and down in every pixel a wider one shows no
+   * more,
+   * and takes fifty times as long to draw.
+   */
+  #setWidths({ spec, widths }: Pane, plot: Plot) {
+    const { step } = this.#seriesOf(spec);
+    const [from, to] = this.shown.view;
+    const crowded = 2 * (lowerBound(step, to) - lowerBound(step, from)) > this.plotWidth;
+    plot.series.forEach((one, at) => {
+      if (widths[at]) one.width = crowded ? 1 : widths[at];
+    });
+  }
+
+  #seriesOf(spec: ChartSpec): SeriesLike {
+    return spec.ofTensors ? this.shown.tensors[spec.ofTensors] ?? NOTHING : this.shown.series;
+  }
+
+  #emptyText(spec: ChartSpec) {
+    const series = this.#seriesOf(spec);
+    const recorded = spec.lines.some((line) =>
+      lineOf(spec, line, series, this.shown.prefix)?.last.some(Number.isFinite)
+    );
+    return recorded ? "no finite value in view" : this.shown.whyEmpty(spec);
+  }
+
+  #scaleOf(spec: ChartSpec): Scale {
+    const log = spec.canLog ? this.views.log.get(spec.id) : undefined;
+    return log === undefined ? spec.scale : log ? "log10" : "linear";
+  }
+
+  #xRange(): [number, number] {
+    const { view } = this.shown;
+    const [min, max] = [this.xAxis.xOf(view[0]), this.xAxis.xOf(view[1])];
+    return max > min ? [min, max] : [min - 0.5, max + 0.5];
+  }
+
+  /** The room has changed, or the panel has become visible. */
+  resize() {
+    this.sizes = null;
+    if (this.model) this.show(this.model);
+  }
+
+  // ---- Colours
+
+  /** Dark or light. */
+  recolor() {
+    this.#readColors();
+    for (const { plot } of this.panes) plot?.redraw(false);
+  }
+
+  #readColors() {
+    const read = styled();
+    const names = ["--text-2", "--grid", "--skip-band", "--skip-tick", "--selected", "--nonfinite",
+      ...this.every.flatMap(({ spec }) => spec.lines.map((line) => line.color))];
+    this.colors = Object.fromEntries(names.map((name) => [name, read(name)]));
+  }
+
+  /** As CSS takes it: beside other runs, a view's first line has its run's colour. */
+  #cssColor(spec: ChartSpec, line: LineSpec) {
+    return this.overlay?.active && line === spec.lines[0] && spec !== TENSOR_CHART ? this.overlay.currentColor
+      : `var(${line.color})`;
+  }
+
+  /** Beside other runs, a second plain line would be taken for one of theirs. */
+  #isLeftOut(spec: ChartSpec, line: LineSpec) {
+    return !!this.overlay?.active && line !== spec.lines[0] && !line.dash && spec !== TENSOR_CHART;
+  }
+
+  #color(spec: ChartSpec, line: LineSpec, alpha: number = 1) {
+    if (this.#isLeftOut(spec, line)) return "#0000";
+    const css = this.#cssColor(spec, line);
+    return withAlpha(css.startsWith("#") ? css : this.colors[line.color], alpha);
+  }
+
+  // ---- The cursor, and where steps stand
+
+  setCursor(step: number | null) {
+    this.cursorStep = step;
+    for (const { plot, holder } of this.panes) {
+      if (!plot) continue;
+      const left = step === null ? -10 : plot.valToPos(this.xAxis.xOf(step), "x");
+      const { width, height } = areaOf(plot);
+      const inside = step !== null && left >= 0 && left <= width;
+      plot.setCursor({ left: inside ? left : -10, top: inside ? height / 2 : -10 }, false);
+      if (step !== null) holder.setAttribute("aria-valuenow", String(step));
+    }
+  }
+
+  /** Says what the cursor is on, for screen readers. */
+  setCursorText(text: string) {
+    for (const { holder } of this.panes) holder.setAttribute("aria-valuetext", text);
+  }
+
+  /** Where a step stands in pixels of the window. */
+  clientX(step: number) {
+    const { plot } = this.panes[0];
+    return plot ? plot.over.getBoundingClientRect().left + plot.valToPos(this.xAxis.xOf(step), "x") : 0;
+  }
+
+  /** Pixels across the plots. */
+  get plotWidth() {
+    return Math.max(100, this.room.width - this.gutter - PADDING_RIGHT);
+  }
+
+  /** The texts that describe what is in view, one a chart. */
+  get summaries() {
+    return this.panes.map((pane) => pane.summary.textContent ?? "");
+  }
+
+  #stepAt(plot: Plot, left: number) {
+    const { view } = this.shown;
+    const step = Math.round(this.xAxis.stepOf(plot.posToVal(left, "x")));
+    return Math.max(Math.ceil(view[0]), Math.min(Math.floor(view[1]), step));
+  }
+
+  /** The pixel of the step nearest to a pixel. */
+  #snapped(plot: Plot, left: number) {
+    if (!this.model || left < 0) return left;
+    const at = plot.valToPos(this.xAxis.xOf(this.#stepAt(plot, left)), "x");
+    return Math.max(0, Math.min(areaOf(plot).width, at));
+  }
+
+  #hovered(plot: Plot) {
+    const left = plot.cursor.left ?? -1;
+    if (!this.model || left < 0 || !plot.cursor.event) return;
+    const step = this.#stepAt(plot, left);
+    if (step === this.cursorStep) return;
+    this.cursorStep = step;
+    this.callbacks.hover(step);
+  }
+
+  #selected(plot: Plot) {
+    const { left, width } = plot.select;
+    if (width < 2) return;
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    if (!plot.cursor.event) return; // the other charts only show what is selected in this one
+    const [from, to] = [left, left + width].map((at) => this.xAxis.stepOf(plot.posToVal(at, "x")));
+    this.callbacks.zoom(from, to);
+  }
+
+  #wheel(event: WheelEvent, plot: Plot) {
+    if (!this.model) return;
+    const stepAt = (x: number) => this.xAxis.stepOf(plot.posToVal(x - plot.over.getBoundingClientRect().left, "x"));
+    wheelZoom(event, this.model.view, areaOf(plot).width, stepAt, this.callbacks.zoom);
+  }
+
+  // ---- Room
+
+  /** @returns of each plot */
+  #sizes(): { width: number; height: number }[] {
+    const heads = this.panes.reduce((sum, pane) => {
+      const head = pane.element.firstElementChild as HTMLElement;
+      return sum + head.offsetHeight + parseFloat(getComputedStyle(pane.element).marginTop);
+    }, 0);
+    const laneHeight = this.marks.height + (this.overlay?.stripHeight ?? 0);
+    const { heights } = this.views;
+    const given = this.panes.reduce((sum, { spec }) => sum + (heights.get(spec.id) ?? 0), 0);
+    const total = this.room.height - heads - laneHeight - X_AXIS_HEIGHT - 10 - given - GRIP_HEIGHT * this.panes.length;
+    const weights = this.panes.reduce((sum, { spec }) => sum + (heights.has(spec.id) ? 0 : spec.weight), 0);
+    return this.panes.map(({ spec }, index) => ({ width: this.room.width,
+      height: Math.round(heights.get(spec.id) ?? Math.max(spec.minHeight, (total * spec.weight) / weights))
+        + this.#below(index) })
+    );
+  }
+
+  /** Pixels below what a view's height means: the last one has the x axis. */
+  #below(index: number) {
+    return index === this.panes.length - 1 ? X_AXIS_HEIGHT : 4;
+  }
+
+  // ---- uPlot
+
+  #makePlot(pane: Pane, index: number, size: { width: number; height: number }) {
+    const { spec } = pane;
+    const scale = () => this.#scaleOf(spec);
+    return makePlot(pane, size, index === this.panes.length - 1, { exact: () => !!this.model?.series.exact,
+      color: (line, alpha) => this.#color(spec, line, alpha), ground: (name) => this.colors[name],
+      gutter: () => this.gutter, xLabel: this.#xLabel(index),
+      xTicks: (min, max,
+        count) => (this.model?.axis === "time" ? timeTicks(min, max, count) : linearTicks(min, max, count, 1)),
+      xLabels: (ticks) => (this.model?.axis === "time" ? timeLabels(ticks) : stepLabels(ticks)),
+      yRange: (min, max) => this.#yRange(pane, min, max),
+      yTicks: (min, max, height) => (pane.empty ? [] : yTicks(scale(), min, max, height)),
+      yLabels: (ticks) => yLabels(scale(), ticks), snapped: (plot, left) => this.#snapped(plot, left),
+      drawBelow: (plot) => {
+        if (this.model) drawBands(plot, this.#drawing);
+      }, drawBehind: (plot) => this.overlay?.drawLines(plot, spec, scale()), drawn: (plot) => this.#drawn(plot, pane),
+      hovered: (plot) => this.#hovered(plot), left: () => this.callbacks.hover(null),
+      selected: (plot) => this.#selected(plot), clicked: (plot, left) => this.callbacks.pin(this.#stepAt(plot, left)),
+      reset: () => this.callbacks.reset(), wheel: (plot, event) => this.#wheel(event, plot) });
+  }
+
+  #yRange(pane: Pane, min: number | null, max: number | null): [number, number] {
+    const scale = this.#scaleOf(pane.spec);
+    const others = this.overlay?.range(pane.spec, scale);
+    if (others) [min, max] = [Math.min(min ?? Infinity, others[0]), Math.max(max ?? -Infinity, others[1])];
+    pane.empty = min === null || max === null;
+    return yRange(scale, min, max, pane.spec.scale);
+  }
+
+  /** What is written below the x axis of the last chart. @param index of the chart */
+  #xLabel(index: number) {
+    if (index < this.panes.length - 1) return undefined;
+    return { step: "Step", time: "Time since the first step",
+      updates: "Updates done, skipped steps left out" }[this.model?.axis ?? "step"];
+  }
+
+  /** uPlot has drawn, so its scales are settled: what hangs on them follows. */
+  #drawn(plot: Plot, pane: Pane) {
+    const drawing = this.#drawing;
+    drawEdge(plot, pane.edge, drawing);
+    if (pane.empty) drawInstead(plot, this.#emptyText(pane.spec), drawing);
+    this.overlay?.drawNumbers(plot, pane.spec); // above all lines
+    if (pane !== this.panes[this.panes.length - 1] || this.panes.some(({ plot: other }) => !other)) return;
+    const { plot: first } = this.panes[0];
+    const [loss] = this.every;
+    if (first) this.marks.draw(drawing, areaOf(first), { ...loss, scale: this.#scaleOf(loss.spec) });
+    this.overlay?.drawStrip(this.gutter, this.plotWidth);
+    this.setCursor(this.cursorStep);
+  }
+}
+
+/** @param color #rrggbb */
+function withAlpha(color: string, alpha: number) {
+  return color + Math.round(alpha * 255).toString(16).padStart(2, "0");
+}

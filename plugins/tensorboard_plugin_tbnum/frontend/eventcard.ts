@@ -1,0 +1,133 @@
+/** The card of the chosen event: cause, sentence, evidence, remedy, the tensors at fault, and its step's record. */
+
+import { revived } from "./api.ts";
+import { copyButton, element, factTable, iconButton, table } from "./elements.ts";
+import { causeChip, laneKind } from "./eventlist.ts";
+import { eventFacts, eventTitle, fact, sentinelText, tensorsAtFault } from "./events.ts";
+import { formatCount, formatElapsed, formatNumber, typeset } from "./format.ts";
+import { icon } from "./marks.ts";
+
+import type { StepValues, TbnumEvent } from "./answers.ts";
+
+/** What is known of the chosen event. */
+export class EventCard {
+  element = element("article", { class: "card", hidden: true, tabindex: -1, "aria-label": "Chosen event" });
+  callbacks: { close: () => void; go: (by: 1 | -1) => void; link: () => string; text: () => string;
+    openTensor: (name: string) => void };
+  /** Whether the log has tensors, so that a name leads somewhere. */
+  hasTensors = false;
+  event: TbnumEvent | null = null;
+  values = element("div");
+
+  /** @param callbacks `openTensor`: shows a tensor beyond this card */
+  constructor(
+    callbacks: { close: () => void; go: (by: 1 | -1) => void; link: () => string; text: () => string;
+      openTensor: (name: string) => void },
+  ) {
+    this.callbacks = callbacks;
+  }
+
+  /** @param place among its kind */
+  show(event: TbnumEvent | null, { index, count }: { index: number; count: number }) {
+    this.element.hidden = event === null;
+    const drawn = `${index}/${count}/${this.hasTensors}`;
+    if (event === null || (event === this.event && this.element.dataset.place === drawn)) {
+      if (event === null) this.values = element("div");
+      this.event = event;
+      return;
+    }
+    this.event = event;
+    this.element.dataset.place = drawn;
+    this.element.className = `card severity-${event.severity}`;
+    const { close, go, link, text } = this.callbacks;
+    const title = eventTitle(event.kind);
+    const where = [
+      `Step ${formatCount(event.step)}`,
+      event.elapsed == null ? "" : `${formatElapsed(event.elapsed)} after the start`,
+      event.optimizer === "optimizer" ? "" : event.optimizer,
+    ];
+    const parts: Node[] = [
+      element(
+        "header",
+        "card-head",
+        icon(laneKind(event.kind)),
+        element("h2", {}, title),
+        element(
+          "div",
+          "card-buttons",
+          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => go(-1), { disabled: index === 0 || !count }),
+          element("span", "card-place", `${index < 0 ? "–" : formatCount(index + 1)} / ${formatCount(count)}`),
+          iconButton("›", `Next ${title.toLowerCase()} (N)`, () => go(1), { disabled: index >= count - 1 }),
+          iconButton("✕", "Close (Esc)", () => close()),
+        ),
+      ),
+      element("p", "card-where", where.filter(Boolean).join(" · ")),
+      ...causeChip(event.cause).map((chip) => element("p", "card-cause", chip)),
+    ];
+    if (event.message) parts.push(element("p", "card-message", typeset(event.message)));
+    const seen = sentinelText(event.data.sentinel);
+    if (seen) parts.push(element("p", "card-sentinel", seen));
+    if (event.remedy)
+      parts.push(
+        element("div", "card-remedy", element("h3", {}, "What to do"), element("p", {}, typeset(event.remedy))),
+      );
+    const rows = eventFacts(event);
+    if (rows.length) parts.push(factTable(rows));
+    parts.push(...this.#tensors(event));
+    if (this.values.dataset.step !== String(event.step)) this.values = element("div", "card-values");
+    const copies = element(
+      "div",
+      "card-copies",
+      copyButton("Copy link", "The address of this event in this view", link),
+      copyButton("Copy as text", "What is known of this step, for a bug report", text),
+    );
+    this.element.replaceChildren(...parts, this.values, copies);
+    this.element.scrollTop = 0;
+  }
+
+  /** The tensors at fault, and the finite ones beside them. */
+  #tensors(event: TbnumEvent): Node[] {
+    const name = (text: string) => (this.hasTensors
+      ? element("button", { class: "link", type: "button", title: `Open ${text}`,
+        onclick: () => this.callbacks.openTensor(text) }, text) : text);
+    const parts = [];
+    const faults = tensorsAtFault(event);
+    const number = event.data.nonfinite_tensors;
+    const more = typeof number === "number" && number > faults.length ? `, ${faults.length} of ${formatCount(number)}`
+      : "";
+    if (faults.length && faults[0].nan === null)
+      parts.push(table("small-table", ["Tensor"], faults.map((fault) => [name(fault.name)]), `Not finite${more}`));
+    else if (faults.length) {
+      parts.push(
+        table("small-table", ["Tensor", "NaN", "∞"],
+          faults.map((fault) => [name(fault.name), formatCount(fault.nan), formatCount(fault.inf)]),
+          `Not finite${more}, in order of the backward pass`),
+      );
+    }
+    const beside = event.data.evidence?.finite_neighbours;
+    if (Array.isArray(beside) && beside.length) {
+      parts.push(table(
+        "small-table",
+        ["Tensor", "Norm", "Usually"],
+        beside.map((
+          one,
+        ) => [name(String(one.name)), ...[one.grad_norm, one.usual].map((value) =>
+          formatNumber(typeof value === "number" ? Number(value.toPrecision(4)) : revived(value))
+        )]),
+        "Finite, computed just before",
+      ));
+    }
+    return parts;
+  }
+
+  /** Adds what the step's record has beyond the event's facts. */
+  addValues(event: TbnumEvent, step: StepValues) {
+    if (event !== this.event || step.step !== event.step) return;
+    const told = new Set(["step", "wall_time", "skipped", ...Object.keys(event.data)]);
+    const rows = Object.entries(step.values).filter(([name, value]) => value != null && !told.has(name)).map((
+      [name, value],
+    ) => fact(name, value));
+    this.values.dataset.step = String(step.step);
+    if (rows.length) this.values.replaceChildren(element("h3", {}, "The step's record"), factTable(rows));
+  }
+}

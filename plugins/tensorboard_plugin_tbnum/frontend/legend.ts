@@ -1,0 +1,51 @@
+/** The legend of marks: a chip for each kind and cause, which turns its marks on and off. */
+
+import { element } from "./elements.ts";
+import { formatCount, words } from "./format.ts";
+import { causeId, causesOf, icon } from "./marks.ts";
+
+import type { Lane } from "./marks.ts";
+
+/** Chips that turn marks on and off, by kind and by cause. */
+export class Legend {
+  element = element("div", { class: "legend", role: "group", "aria-label": "Kinds of marks" });
+  toggle: (id: string) => void;
+  drawn = "";
+  /** What there is, counted once: drawings ask again and again. */
+  counted: { lanes: Lane[] | null; text: string } = { lanes: null, text: "" };
+
+  constructor(toggle: (id: string) => void) {
+    this.toggle = toggle;
+  }
+
+  show(lanes: Lane[], hidden: Set<string>) {
+    if (lanes !== this.counted.lanes)
+      this.counted = { lanes,
+        text: JSON.stringify(lanes.map((lane) => [lane.kind.id, lane.steps.length, causesOf(lane)])) };
+    const drawn = JSON.stringify([this.counted.text, ...hidden]);
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    const focused =
+      ((this.element.contains(document.activeElement) ? document.activeElement : null) as HTMLElement | null)?.dataset
+        .lane;
+    const chip = (id: string, what: string, count: number, name: (string | Node)[], off: boolean) =>
+      element(
+        "button",
+        { class: "chip", type: "button", "data-lane": id, "aria-pressed": String(!hidden.has(id)), disabled: off,
+          title: `${hidden.has(id) ? "Show" : "Hide"} ${what}`, onclick: () => this.toggle(id) },
+        ...name,
+        element("span", "chip-count", formatCount(count)),
+      );
+    this.element.replaceChildren(...lanes.flatMap((lane) => {
+      const { kind, steps } = lane;
+      return [
+        chip(kind.id, kind.plural, steps.length, [icon(kind), kind.label], false),
+        ...causesOf(lane).map(([cause, count]) =>
+          chip(causeId(lane, cause), `${kind.plural} of the cause ${words(cause)}`, count, [words(cause)],
+            hidden.has(kind.id))
+        ),
+      ];
+    }));
+    if (focused) (this.element.querySelector(`[data-lane="${focused}"]`) as HTMLElement | null)?.focus();
+  }
+}

@@ -1,0 +1,222 @@
+/**
+ * What is drawn on the canvases of runs beside the current one: lines and bands, the numbers at their ends, and their
+ * skips.
+ */
+
+import { FONT, styled } from "./elements.ts";
+import { lowerBound } from "./sorted.ts";
+
+import type { Values } from "./answers.ts";
+import type { Plot } from "./plot.ts";
+import type { ChartSpec } from "./views.ts";
+
+/** One line: a run, or runs of one setting. */
+export type OverlayLine = {
+  runs: string[];
+  /** whether any of them skipped a step */
+  skips: boolean;
+  /** of a bucket, in the server's unit of x; 1: each x for itself */
+  size: number;
+  colors: string[];
+  dash: number[];
+  /** x of the ends; null without steps */
+  first: number | null;
+  last: number | null;
+  /** x where each bucket begins, and of its middle */
+  start: Values;
+  x: Values;
+  of: (column: string, kind: string) => Values | null;
+  /** points after which steps are missing */
+  missing: Set<number>;
+  /** by chart and axis */
+  made: Map<string, OverlayPoints>;
+};
+
+/** A line's points on a chart's axis, and as they came. */
+export type OverlayPoints = {
+  values: (number | null)[] | null;
+  bands: { low: any; high: any; alpha: number }[];
+  raw: Values | null;
+};
+
+/** Where a line ends, in pixels of its canvas. */
+export type LineEnd = { x: number; y: number; text: string };
+
+const MOST_NUMBERED = 10; // lines in a chart; of more the numbers would not stand where their lines end
+const NUMBER_GAP = 11; // pixels from a line's end, so that a mark there leaves the number free
+
+/**
+ * @param points of each
+ * @param dark 0 or 1 @param looked the line that a person looks at: the others are faint
+ * @returns where lines end, for their numbers
+ */
+export function drawRuns(plot: Plot, spec: ChartSpec, lines: OverlayLine[], points: OverlayPoints[], dark: number,
+  looked: number | null): LineEnd[] {
+  const { ctx, bbox } = plot;
+  const ratio = devicePixelRatio || 1;
+  const { min: x0 = 0, max: x1 = 1 } = plot.scales.x;
+  const { min: y0 = 0, max: y1 = 1 } = plot.scales.y;
+  const px = (x: number) => bbox.left + ((x - (x0 as number)) / (Number(x1) - Number(x0))) * bbox.width;
+  const py = (y: number) => bbox.top + (1 - (y - Number(y0)) / (Number(y1) - Number(y0))) * bbox.height;
+  const ends = [] as LineEnd[];
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  ctx.lineJoin = "round";
+  // many bands would hide each other
+  const lightness = Math.min(1, 3 / Math.max(1, lines.filter(({ runs }) => runs.length > 1).length));
+  const order = lines.map((_, at) => at).sort((a, b) => Number(a === looked) - Number(b === looked));
+  for (const at of order) {
+    const line = lines[at];
+    const { values, bands } = points[at];
+    if (!values) continue;
+    const color = line.colors[dark];
+    const faded = looked !== null && looked !== at;
+    const from = Math.max(0, lowerBound(line.x, Number(x0)) - 1);
+    const to = Math.min(line.x.length - 1, lowerBound(line.x, Number(x1)));
+    ctx.fillStyle = color;
+    for (const { low, high, alpha } of bands) {
+      ctx.globalAlpha = faded ? alpha / 5 : at === looked ? alpha : alpha * lightness;
+      for (const path of areas(line, low, high, from, to, px, py)) ctx.fill(path);
+    }
+    ctx.globalAlpha = faded ? 0.22 : 1;
+    ctx.strokeStyle = color;
+    // of a pixel: wider ones that zigzag take fifty times as long
+    ctx.lineWidth = (at === looked ? 2.5 : line.runs.length > 1 ? 1.75 : 1) * ratio;
+    ctx.setLineDash(line.dash.map((length) => length * ratio));
+    const sparse = !!spec.lines[0].sparse;
+    ctx.beginPath();
+    let open = false;
+    let last = -1;
+    for (let index = from; index <= to; index++) {
+      const value = values[index];
+      if (line.missing.has(index - 1)) open = false;
+      if (value === null) {
+        if (!sparse) open = false;
+        continue;
+      }
+      const [x, y] = [px(line.x[index]), py(value)];
+      if (open && spec.lines[0].stepped && line.runs.length === 1) ctx.lineTo(x, py(values[last] as number));
+      if (open) ctx.lineTo(x, y);
+      else {
+        ctx.moveTo(x, y);
+        if (values[index + 1] == null || line.missing.has(index)) ctx.lineTo(x + ratio, y); // one alone is a dot
+      }
+      open = true;
+      last = index;
+    }
+    ctx.stroke();
+    if (last >= 0 && (looked === null || looked === at)) {
+      while (last > from && (values[last] === null || line.x[last] > Number(x1))) last -= 1;
+      const value = values[last];
+      if (value !== null)
+        ends.push({ x: Math.min(px(line.x[last]), bbox.left + bbox.width), y: py(value), text: String(at + 2) });
+    }
+  }
+  ctx.restore();
+  return ends;
+}
+
+/** Numbers at the ends of lines, as in the legend: colour is not needed to tell them apart. */
+export function drawEndNumbers({ ctx, bbox }: Plot, ends: LineEnd[]) {
+  if (ends.length > MOST_NUMBERED) return;
+  const ratio = devicePixelRatio || 1;
+  const gap = 10.5 * ratio;
+  ctx.save();
+  ctx.font = `600 ${10 * ratio}px ${FONT}`;
+  ctx.textBaseline = "middle";
+  ctx.textAlign = "left";
+  const { backgroundColor: ground, color } = getComputedStyle(document.body);
+  for (const { x, y, text } of apart(ends, 13 * ratio, gap, bbox.top + gap / 2, bbox.top + bbox.height - gap / 2)) {
+    ctx.lineWidth = 3 * ratio;
+    ctx.strokeStyle = ground;
+    ctx.strokeText(text, x + NUMBER_GAP * ratio, y);
+    ctx.fillStyle = color;
+    ctx.fillText(text, x + NUMBER_GAP * ratio, y);
+  }
+  ctx.restore();
+}
+
+/**
+ * Skips of runs, a lane each.
+ *
+ * @param room pixels; `range`: x in view
+ * @returns how many are in view, of each
+ */
+export function drawSkips(context: CanvasRenderingContext2D, lines: OverlayLine[], faint: (at: number) => boolean,
+  { left, width, full, height, lane, range: [from, to], dark }: { left: number; width: number; full: number;
+    height: number; lane: number; range: [number, number]; dark: number }): number[] {
+  const colour = styled();
+  context.clearRect(0, 0, full, height);
+  const counts = lines.map((line, row) => {
+    const broken = skipsOf(line);
+    const top = (height - lines.length * lane) / 2 + row * lane;
+    context.globalAlpha = faint(row) ? 0.25 : 1;
+    context.fillStyle = colour("--grid");
+    if (lane > 5) context.fillRect(left, top + lane / 2 - 0.5, width, 1);
+    context.fillStyle = line.colors[dark];
+    let count = 0;
+    for (let at = Math.max(0, lowerBound(line.x, from) - 1); broken && at < line.x.length && line.x[at] <= to; at++) {
+      if (!(broken[at] > 0) || line.x[at] < from) continue;
+      count += 1;
+      context.fillRect(left + ((line.x[at] - from) / (to - from)) * width - 1, top, 2, lane - 1);
+    }
+    return count;
+  });
+  context.globalAlpha = 1;
+  context.fillStyle = colour("--text-2");
+  context.font = `11px ${FONT}`;
+  context.textBaseline = "middle";
+  context.fillText("Others", 18, height / 2 + 0.5);
+  if (!counts.some((count) => count > 0)) context.fillText("no skips in view", left + 8, height / 2 + 0.5);
+  return counts;
+}
+
+/** Above 0 where a line skipped. */
+export function skipsOf({ of }: Pick<OverlayLine, "of">) {
+  return of("skipped", "max") ?? of("skipped", "mean");
+}
+
+/**
+ * Where labels stand that would like to be at their `y`, without touching those beside them: each as near to it as it
+ * can.
+ * @param height of a label
+ * @returns in order of the wished y
+ */
+export function apart<T extends { x: number; y: number }>(ends: T[], width: number, height: number, low: number,
+  high: number): T[] {
+  const placed: T[] = [];
+  for (const end of [...ends].sort((a, b) => a.y - b.y)) {
+    const beside = placed.filter(({ x }) => Math.abs(x - end.x) < width).sort((a, b) => a.y - b.y);
+    let y = Math.max(low, end.y);
+    for (const other of beside) if (Math.abs(y - other.y) < height) y = other.y + height;
+    if (y > high) {
+      y = high;
+      for (const other of beside.reverse()) if (Math.abs(y - other.y) < height) y = other.y - height;
+    }
+    placed.push({ ...end, y });
+  }
+  return placed;
+}
+
+/** What lies between two rows of values, in pieces where there are gaps. */
+function areas({ x: xs, missing }: OverlayLine, low: any, high: any, from: number, to: number,
+  px: (x: number) => number, py: (y: number) => number) {
+  const paths = [];
+  for (let at = from; at <= to;) {
+    if (low[at] === null || high[at] === null) {
+      at += 1;
+      continue;
+    }
+    const path = new Path2D();
+    const start = at;
+    path.moveTo(px(xs[at]), py(high[at]));
+    for (at += 1; at <= to && low[at] !== null && high[at] !== null && !missing.has(at - 1); at++)
+      path.lineTo(px(xs[at]), py(high[at]));
+    for (let back = at - 1; back >= start; back--) path.lineTo(px(xs[back]), py(low[back]));
+    path.closePath();
+    paths.push(path);
+  }
+  return paths;
+}

@@ -1,0 +1,275 @@
+/**
+ * The page of the panel: its bar of tools and menus around the charts, what it says, and what it says in their place.
+ */
+
+import { button, copyButton, element } from "./elements.ts";
+import { skipSummary } from "./events.ts";
+import { counted, formatCount, formatElapsed, formatScaleShort, isPlain, runTitle, statusOf } from "./format.ts";
+import { CHARTS, firstViews } from "./views.ts";
+
+import type { Series } from "./api.ts";
+import type { RunRow } from "./answers.ts";
+import type { Place } from "./place.ts";
+import type { Loaded } from "./rundata.ts";
+import type { Views } from "./views.ts";
+import type { Alignment } from "./xaxis.ts";
+
+/** What the page's tools do. */
+export type PageCallbacks = {
+  smooth: (weight: number) => void;
+  align: (axis: Alignment) => void;
+  goToStep: (step: number) => void;
+  /** the values of the held step */
+  stepText: () => Promise<string>;
+  openDock: (tab: NonNullable<Place["dock"]>) => void;
+  toggleDock: (tab: NonNullable<Place["dock"]>) => void;
+  setViews: (views: Views) => void;
+  follow: () => void;
+  resetZoom: () => void;
+};
+
+export class Page {
+  callbacks: PageCallbacks;
+  alert = element("div", { class: "alert", role: "alert", hidden: true });
+  name = element("h1", {}, "Numerics");
+  status = element("span", "status");
+  facts = element("p", "facts-line");
+  problems = element("details", { class: "problems", hidden: true });
+  message = element("div", "message");
+  live = element("p", { class: "visually-hidden", role: "status" });
+  content: HTMLDivElement;
+  runsButton = button("Runs", "", () => this.openRuns(!this.runsAreOpen));
+  smoothing: { slider: HTMLInputElement; value: HTMLOutputElement; label: HTMLLabelElement };
+  axisButtons: HTMLButtonElement[];
+  stepField: HTMLInputElement;
+  copyStep: HTMLButtonElement;
+  findingsButton: HTMLButtonElement;
+  tensorsButton: HTMLButtonElement;
+  viewList = element("div", { class: "view-list", role: "group", "aria-label": "Views" });
+  viewMenu = element("details", { class: "menu", ontoggle: () => this.#fitMenu() },
+    element("summary", { class: "small" }, "Views"), this.viewList);
+  followButton: HTMLButtonElement;
+  resetButton: HTMLButtonElement;
+  app: HTMLDivElement;
+
+  constructor(body: HTMLElement,
+    parts: { charts: HTMLElement; dock: HTMLElement; runs: HTMLElement; legend: HTMLElement; card: HTMLElement;
+      events: HTMLElement; cursor: HTMLElement }, callbacks: PageCallbacks) {
+    this.callbacks = callbacks;
+    this.content = element(
+      "div",
+      "content",
+      element("div", "center", parts.legend, parts.charts, parts.dock),
+      element("aside", { class: "side", "aria-label": "Events of the run" }, parts.card, parts.events),
+    );
+    this.runsButton.classList.add("runs-button");
+    this.runsButton.setAttribute("aria-expanded", "false");
+    const slider = element("input", { type: "range", min: 0, max: 0.99, step: 0.01,
+      oninput: () => callbacks.smooth(Number(slider.value)) });
+    const value = element("output");
+    this.smoothing = { slider, value, label: element("label", "smoothing", "Smoothing", slider, value) };
+    this.axisButtons =
+      ([["step", "Step", "By step"], ["time", "Time", "By time since the first step"], ["updates", "Updates",
+        "By updates done: skipped steps are left out"]] as const)
+        .map(([axis, label, title]) => {
+          const made = button(label, title, () => callbacks.align(axis));
+          made.dataset.axis = axis;
+          return made;
+        });
+    this.stepField = element("input", { class: "search step-field", type: "text", inputmode: "numeric",
+      placeholder: "Go to step", "aria-label": "Go to step (G)", onkeydown: (event) => {
+        const wanted = this.stepField.value.replaceAll(/[,_\s]/g, "");
+        if (event.key === "Enter" && /^\d+$/.test(wanted)) callbacks.goToStep(Number(wanted));
+      } });
+    this.copyStep = copyButton("Copy step", "Every value of the held step as text, for a bug report",
+      callbacks.stepText);
+    this.findingsButton = button("Findings", "Findings and events as a table; files to save",
+      () => callbacks.toggleDock("findings"));
+    this.tensorsButton = button("Tensors", "Heat map and histograms of the tensors",
+      () => callbacks.toggleDock("heatmap"));
+    this.tensorsButton.hidden = this.copyStep.hidden = true;
+    this.followButton = button("Follow", "Keep the newest step in view (F)", callbacks.follow);
+    this.resetButton = button("Reset zoom", "Show all steps (double click, or 0)", callbacks.resetZoom);
+    const bar = element(
+      "header",
+      "bar",
+      this.runsButton,
+      element("div", "heading", element("div", "heading-line", this.name, this.status), this.facts),
+      element(
+        "div",
+        "tools",
+        this.smoothing.label,
+        element("div", { class: "segmented", role: "group", "aria-label": "Horizontal axis" }, ...this.axisButtons),
+        this.stepField,
+        this.copyStep,
+        this.findingsButton,
+        this.tensorsButton,
+        this.viewMenu,
+        this.followButton,
+        this.resetButton,
+      ),
+    );
+    const stage = element("main", { class: "stage", "aria-label": "Numerics of a run" }, bar, this.problems,
+      this.content, this.message, this.live);
+    this.app = element("div", "app", parts.runs, stage);
+    body.append(this.alert, this.app, parts.cursor);
+    document.addEventListener("pointerdown", (event) => {
+      if (event.target instanceof Node && !this.viewMenu.contains(event.target)) this.viewMenu.open = false;
+    });
+  }
+
+  /** The menu opens to the left of its button's right edge, and further right where that would leave the window. */
+  #fitMenu() {
+    this.viewList.style.right = "0";
+    this.viewList.style.right = `${Math.min(0, this.viewList.getBoundingClientRect().left - 8)}px`;
+  }
+
+  // ---- Menus
+
+  get runsAreOpen() {
+    return this.app.classList.contains("runs-open");
+  }
+
+  /** On narrow windows the runs open over the charts. */
+  openRuns(open: boolean) {
+    this.app.classList.toggle("runs-open", open);
+    this.runsButton.setAttribute("aria-expanded", String(open));
+  }
+
+  /** Closes what is open over the charts. @returns whether anything was */
+  closeMenus(): boolean {
+    if (this.viewMenu.open) {
+      this.viewMenu.open = false;
+      this.viewMenu.querySelector("summary")?.focus();
+      return true;
+    }
+    const open = this.runsAreOpen;
+    this.openRuns(false);
+    return open;
+  }
+
+  /** The menu of views. */
+  showViews(views: Views) {
+    const { callbacks } = this;
+    const choices = CHARTS.map(({ id, title }) => {
+      const box = element("input", { type: "checkbox", "data-view": id, onchange: () => {
+        const hidden = new Set(views.hidden);
+        if (!hidden.delete(id) && views.order.length - hidden.size > 1) hidden.add(id);
+        callbacks.setViews({ ...views, hidden });
+        (this.viewList.querySelector(`[data-view=${id}]`) as HTMLElement | null)?.focus();
+      } });
+      box.checked = !views.hidden.has(id);
+      return element("label", "view-choice", box, title);
+    });
+    const opens = (label: string, title: string, tab: "runs" | "values") =>
+      button(label, title, () => {
+        this.viewMenu.open = false;
+        callbacks.openDock(tab);
+      });
+    this.viewList.replaceChildren(
+      ...choices,
+      opens("Runs as a table", "Runs beside each other, and how their settings differ", "runs"),
+      opens("Values as a table", "What the charts show, in numbers", "values"),
+      button("As at first", "Order, heights and axes as they were", () => callbacks.setViews(firstViews())),
+    );
+  }
+
+  // ---- What the tools show
+
+  showSmoothing(weight: number) {
+    this.smoothing.slider.value = String(weight);
+    this.smoothing.value.textContent = weight.toFixed(2);
+  }
+
+  /** @param tab what is open below the charts */
+  showDock(tab: Place["dock"]) {
+    this.tensorsButton.setAttribute("aria-pressed", String(tab === "heatmap" || tab === "histogram"));
+    this.findingsButton.setAttribute("aria-pressed", String(tab === "findings"));
+  }
+
+  /** @param series that is drawn */
+  showTools({ zoom, axis, pin }: Place, series: Series, following: boolean) {
+    this.copyStep.hidden = pin === null;
+    this.resetButton.disabled = !zoom;
+    this.followButton.setAttribute("aria-pressed", String(!zoom || following));
+    for (const made of this.axisButtons) made.setAttribute("aria-pressed", String(made.dataset.axis === axis));
+    this.smoothing.label.title = series.exact
+      ? "Exponential moving average of the loss, step by step"
+      : `Exponential moving average of the loss over points that stand for ${
+        counted(series.bucketSteps, "step")
+      } each (the last loss of each)`;
+  }
+
+  // ---- What it says
+
+  /** Which run, and how it does. */
+  showStatus(run: string | null, row: RunRow | undefined, loaded: Loaded | null, connected: boolean) {
+    this.name.textContent = run === null ? "Numerics" : runTitle(run);
+    if (!row) {
+      this.status.className = this.status.textContent = "";
+      this.#showFacts([]);
+      return;
+    }
+    const told = statusOf(row, Date.now() / 1000);
+    const { state, text } = connected ? told : { state: "unknown", text: "not connected" };
+    this.name.title = runTitle(row.run);
+    this.status.className = `status ${state}`;
+    this.status.textContent = text;
+    this.followButton.hidden = told.state === "ended" || told.state === "crashed";
+    this.#showFacts(loaded ? factsOf(row, loaded) : []);
+  }
+
+  #showFacts(facts: string[]) {
+    this.facts.textContent = this.facts.title = facts.join("  ·  ");
+  }
+
+  /** @param problems of the log */
+  showProblems(problems: string[]) {
+    this.problems.hidden = problems.length === 0;
+    if (!problems.length) return;
+    this.problems.replaceChildren(
+      element("summary", {},
+        `${counted(problems.length, "part")} of this log could not be read; what is sound is shown`),
+      element("ul", {}, ...problems.slice(0, 100).map((problem) => element("li", {}, problem))),
+    );
+  }
+
+  /** Above everything: what the server did not do. @param text null: it answers again @param again tries it now */
+  warn(text: string | null, again: () => void = () => {}) {
+    this.alert.hidden = text === null;
+    if (text === null) this.alert.replaceChildren();
+    else if (this.alert.firstChild?.textContent !== text)
+      this.alert.replaceChildren(element("span", {}, text), button("Try now", "", again));
+  }
+
+  /**
+   * Shows a message in place of the charts, or the charts again. @param alone whether there is no run to choose either
+   */
+  say(message: HTMLElement | null, alone: boolean = false) {
+    this.message.hidden = message === null;
+    this.content.hidden = message !== null;
+    this.app.classList.toggle("bare", message !== null && alone);
+    if (message === null) this.message.replaceChildren();
+    else if (this.message.textContent !== message.textContent) this.message.replaceChildren(message);
+  }
+
+  /** Tells screen readers. */
+  announce(text: string) {
+    this.live.textContent = text;
+  }
+}
+
+/** A run in a line. */
+function factsOf(row: RunRow, { overview: { header: { steps } }, eventsAnswer, info }: Loaded) {
+  const written = info.problems.length ? row.steps ?? 0 : 0; // as its writers counted; the list of runs tells these
+  const facts = [
+    steps < written ? `${formatCount(steps)} of ${counted(written, "step")} could be read` : counted(steps, "step"),
+  ];
+  if (eventsAnswer) facts.push(skipSummary(eventsAnswer.events, steps, info.columns.includes("skipped")));
+  if (isPlain(row)) facts.unshift("inferred from TensorBoard scalars");
+  if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
+  if (row.last_wall_time != null && row.first_wall_time != null)
+    facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
+  if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
+  return facts;
+}

@@ -1,0 +1,102 @@
+/**
+ * One chart on the page: its head with the key and the buttons, the room for its plot, and the bar below that sizes it.
+ */
+
+import { button, element, iconButton, svg } from "./elements.ts";
+import { LARGEST_PLOT, SMALLEST_PLOT, TENSOR_CHART } from "./views.ts";
+
+import type { Plot } from "./plot.ts";
+import type { Edge } from "./plotdata.ts";
+import type { ChartSpec, LineSpec } from "./views.ts";
+
+/** What a chart's own buttons, keys and bar do. */
+export type PaneCallbacks = {
+  key: (event: KeyboardEvent) => void;
+  log: () => void;
+  move: (by: 1 | -1) => void;
+  hide: () => void;
+  /** pixels of the plot; null: as at first */
+  height: (pixels: number | null) => void;
+};
+
+/** One chart on the page. */
+export type Pane = {
+  spec: ChartSpec;
+  element: HTMLElement;
+  /** the bar below it that sizes it */
+  grip: HTMLElement;
+  log: HTMLButtonElement;
+  title: HTMLElement;
+  holder: HTMLElement;
+  summary: HTMLElement;
+  legend: HTMLElement;
+  plot: Plot | null;
+  /** whether nothing finite is in view */
+  empty: boolean;
+  /** at which of uPlot's series the greatest values of a line's buckets are; the least follow */
+  ranges: { line: LineSpec; at: number }[];
+  /** of uPlot's series that are thinner where points crowd; 0: as they are */
+  widths: number[];
+  /** points of `data` after which steps are missing */
+  missing: Set<number>;
+  /** what `data`, `edge` and `missing` were made from */
+  made: unknown[];
+  data: (number | null)[][];
+  edge: Edge;
+  overlay: SVGSVGElement;
+};
+
+/** @param tools further ones for its head */
+export function makePane(spec: ChartSpec, callbacks: PaneCallbacks, ...tools: Node[]): Pane {
+  const legend = element("ul", "key");
+  const title = element("h2", {}, spec.title);
+  const log = button("log", "Logarithmic axis", callbacks.log);
+  log.setAttribute("aria-label", `Logarithmic axis of ${spec.title}`);
+  const order = spec === TENSOR_CHART ? [iconButton("✕", "Close the tensor", callbacks.hide)] : [
+    iconButton("↑", `Move ${spec.title} up`, () => callbacks.move(-1)),
+    iconButton("↓", `Move ${spec.title} down`, () => callbacks.move(1)),
+    iconButton("✕", `Hide ${spec.title}`, callbacks.hide),
+  ];
+  const summary = element("p", { class: "visually-hidden", id: `summary-${spec.id}` });
+  const holder = element("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${spec.title}: cursor`,
+    "aria-describedby": summary.id, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0,
+    onkeydown: callbacks.key });
+  return { spec, log, title, holder, summary, legend, grip: makeGrip(spec.title, callbacks.height),
+    overlay: svg("svg", { class: "on-curve", "aria-hidden": "true" }), element: element(
+      "section",
+      { class: "chart", "data-chart": spec.id },
+      element("header", "chart-head", title, legend,
+        element("div", "chart-tools", element("span", "chart-order", ...order), ...(spec.canLog ? [log] : []),
+          ...tools)),
+      holder,
+      summary,
+    ), plot: null, empty: false, ranges: [], widths: [], made: [], data: [], edge: { step: [], infinite: [] },
+    missing: new Set() };
+}
+
+/** The bar below a view: dragged, or moved by keys, it makes the view higher. @param resize null: as at first */
+function makeGrip(title: string, resize: (pixels: number | null) => void) {
+  const grip = element("div", { class: "grip", role: "separator", tabindex: 0, "aria-orientation": "horizontal",
+    "aria-label": `Height of ${title}`, "aria-valuemin": SMALLEST_PLOT, "aria-valuemax": LARGEST_PLOT,
+    title: "Drag, or use the arrow keys; double click: as at first" });
+  const height = () => Number(grip.getAttribute("aria-valuenow"));
+  const set = (pixels: number) => resize(Math.max(SMALLEST_PLOT, Math.min(LARGEST_PLOT, Math.round(pixels))));
+  grip.addEventListener("keydown", (event) => {
+    const by = { ArrowUp: -16, ArrowDown: 16, PageUp: -64, PageDown: 64 }[event.key];
+    if (by === undefined && event.key !== "Home") return;
+    event.preventDefault();
+    if (by === undefined) resize(null);
+    else set(height() + by);
+  });
+  grip.addEventListener("dblclick", () => resize(null));
+  grip.addEventListener("pointerdown", (event) => {
+    const [start, before] = [event.clientY, height()];
+    grip.setPointerCapture(event.pointerId);
+    const drag = (moved: PointerEvent) => {
+      if (moved.clientY !== start) set(before + moved.clientY - start);
+    };
+    grip.addEventListener("pointermove", drag);
+    grip.addEventListener("lostpointercapture", () => grip.removeEventListener("pointermove", drag), { once: true });
+  });
+  return grip;
+}

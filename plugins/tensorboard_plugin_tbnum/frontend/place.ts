@@ -1,0 +1,122 @@
+/**
+ * The panel's place in TensorBoard's address: run, zoom, views, what is open. Pure: `host.ts` reads and writes the
+ * address.
+ */
+
+import type { Alignment } from "./xaxis.ts";
+
+/** What an address tells of the panel. */
+export type Place = {
+  run: string | null;
+  /** steps, inclusive; null: the whole run */
+  zoom: [number, number] | null;
+  axis: Alignment;
+  /** runs beside `run` in the charts */
+  over: string[];
+  /** whether runs of one setting are drawn as their mean */
+  grouped: boolean;
+  /** the selected one */
+  event: { step: number; kind: string } | null;
+  /** as `formatViews` writes them; null: as this browser remembers them */
+  views: string | null;
+  /** what of the tensors is open below the charts */
+  dock: "heatmap" | "histogram" | "findings" | "values" | "runs" | null;
+  /** the step that others are held against */
+  pin: number | null;
+  /** what the heat map shows */
+  column: string | null;
+  /** the chosen tensor */
+  tensor: string | null;
+};
+
+export const PREFIX = "p.tbnum.";
+const TAB = "tbnum";
+const DOCKS = ["heatmap", "histogram", "findings", "values", "runs"];
+
+export function nowhere(): Place {
+  return { run: null, zoom: null, axis: "step", event: null, views: null, dock: null, pin: null, column: null,
+    tensor: null, over: [], grouped: false };
+}
+
+/** @param hash of TensorBoard's page, `#tbnum&p.tbnum.run=gpt` */
+export function parsePlace(hash: string): Place {
+  const place = nowhere();
+  for (const part of hash.replace(/^#/, "").split("&")) {
+    const equals = part.indexOf("=");
+    if (equals < 0 || !part.startsWith(PREFIX)) continue;
+    const value = decoded(part.slice(equals + 1));
+    switch (part.slice(PREFIX.length, equals)) {
+      case "run":
+        place.run = value;
+        break;
+      case "steps": {
+        const [, from, to] = /^(\d+)-(\d+)$/.exec(value) ?? [];
+        if (from !== undefined && Number(to) > Number(from)) place.zoom = [Number(from), Number(to)];
+        break;
+      }
+      case "x":
+        place.axis = value === "time" || value === "updates" ? value : "step";
+        break;
+      case "over":
+        if (!place.over.includes(value)) place.over.push(value);
+        break;
+      case "seeds":
+        place.grouped = value === "grouped";
+        break;
+      case "views":
+        place.views = value;
+        break;
+      case "pin":
+        if (/^\d+$/.test(value)) place.pin = Number(value);
+        break;
+      case "tensors":
+        place.dock = (DOCKS.includes(value) ? value : null) as Place["dock"];
+        break;
+      case "column":
+        place.column = value;
+        break;
+      case "tensor":
+        place.tensor = value;
+        break;
+      case "event": {
+        const [, step, kind] = /^(\d+)\.(\w+)$/.exec(value) ?? [];
+        if (step !== undefined) place.event = { step: Number(step), kind };
+        break;
+      }
+    }
+  }
+  return place;
+}
+
+/** The hash with the place in it; what others wrote there stays. */
+export function formatPlace(hash: string, place: Place) {
+  const [head, ...others] = hash.replace(/^#/, "").split("&").filter((part) => !part.startsWith(PREFIX));
+  const parts = [head || TAB, ...others];
+  const put = (name: string, value: string) => parts.push(`${PREFIX}${name}=${encodeURIComponent(value)}`);
+  if (place.run !== null) put("run", place.run);
+  if (place.zoom) put("steps", `${place.zoom[0]}-${place.zoom[1]}`);
+  if (place.axis !== "step") put("x", place.axis);
+  for (const run of place.over) put("over", run);
+  if (place.grouped) put("seeds", "grouped");
+  if (place.views) put("views", place.views);
+  if (place.pin !== null) put("pin", String(place.pin));
+  if (place.dock) put("tensors", place.dock);
+  if (place.column) put("column", place.column);
+  if (place.tensor) put("tensor", place.tensor);
+  if (place.event) put("event", `${place.event.step}.${place.event.kind}`);
+  return `#${parts.join("&")}`;
+}
+
+/** Whether the address is the panel's to write: another tab of TensorBoard keeps its own. */
+export function isOurs(hash: string) {
+  const head = hash.replace(/^#/, "").split("&")[0];
+  return head === "" || head === TAB;
+}
+
+function decoded(text: string) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}

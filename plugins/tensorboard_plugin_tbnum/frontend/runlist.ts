@@ -1,0 +1,115 @@
+/**
+ * The list of runs beside the charts: which there are, how they do, which one is chosen, and which are drawn beside it.
+ */
+
+import { button, element } from "./elements.ts";
+import { counted, formatCompact, formatCount, formatScaleShort, isPlain, runTitle, statusOf } from "./format.ts";
+import { RowList, searchField } from "./rowlist.ts";
+
+import type { RunRow, RunTable } from "./answers.ts";
+
+/** The runs, with a field to search them where they are many. */
+export class RunList {
+  title = element("h2", {}, "Runs");
+  tableButton: HTMLButtonElement;
+  filterText = element("span");
+  filterNote: HTMLParagraphElement;
+  /** What TensorBoard filters by was left aside. */
+  asideFrom = "";
+  filter = { text: "", lets: (run: string) => run !== null };
+  /** in the charts beside the chosen one */
+  over: Set<string> = new Set();
+  colorOf = (run: string) => run && "";
+  search = searchField("Find a run", () => this.#filter());
+  errors = element("div", "run-errors");
+  list: RowList;
+  element: HTMLElement;
+  runs: RunRow[] = [];
+  shown: RunRow[] = [];
+  chosen: string | null = null;
+
+  /** @param callbacks `toggle`: whether a run is in the charts beside the current one */
+  constructor(
+    { choose, toggle, table, filtered }: { choose: (run: string) => void; toggle: (run: string) => void;
+      table: () => void; filtered: () => void },
+  ) {
+    this.tableButton = button("Compare", "Runs as a table, and how their settings differ", table);
+    this.filterNote = element("p", { class: "run-filter", hidden: true }, this.filterText,
+      button("Show all", "Leave TensorBoard's filter aside", () => {
+        this.asideFrom = this.filter.text;
+        this.#filter();
+        filtered();
+      }));
+    this.list = new RowList({ label: "Runs", rowHeight: 52,
+      key: (index) =>
+        `${JSON.stringify(this.shown[index])} ${statusOf(this.shown[index], Date.now() / 1000).text} ${
+          this.#tick(this.shown[index].run)
+        }`, draw: (index, row) => drawRun(this.shown[index], row, this.#tick(this.shown[index].run)),
+      choose: (index) => choose(this.shown[index].run), toggle: (index) => toggle(this.shown[index].run) });
+    this.list.element.setAttribute("aria-keyshortcuts", "O"); // a run beside the chosen one
+    this.element = element("nav", { class: "runs", "aria-label": "Runs" },
+      element("header", "runs-head", this.title, this.tableButton), this.search, this.filterNote, this.list.element,
+      this.errors);
+  }
+
+  /** Whether TensorBoard's filter, where it is heard, lets a run through. */
+  lets(run: string) {
+    return this.filter.text === this.asideFrom || this.filter.lets(run);
+  }
+
+  /** How a run is ticked, and in which colour. */
+  #tick(run: string) {
+    return this.runs.length < 2 ? ""
+      : `${run === this.chosen ? "chosen" : this.over.has(run) ? "on" : "off"} ${
+        this.over.has(run) || run === this.chosen ? this.colorOf(run) : ""
+      }`;
+  }
+
+  show(table: RunTable, chosen: string | null,
+    { over, colorOf, filter }: { over: Set<string>; colorOf: (run: string) => string;
+      filter: { text: string; lets: (run: string) => boolean } }) {
+    Object.assign(this, { over, colorOf, filter });
+    this.runs = table.runs;
+    this.tableButton.hidden = table.runs.length < 2;
+    this.chosen = chosen;
+    this.title.textContent = table.runs.length > 1 ? `Runs (${formatCount(table.runs.length)})` : "Runs";
+    this.search.hidden = table.runs.length < 8;
+    this.errors.replaceChildren(
+      ...table.errors.slice(0, 20).map(({ run, reason }) =>
+        element("p", "problem", element("strong", {}, run), ` ${reason}`)
+      ),
+    );
+    this.#filter();
+  }
+
+  #filter() {
+    const parts = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const kept = this.runs.filter(({ run }) => run === this.chosen || this.lets(run));
+    this.filterNote.hidden = kept.length === this.runs.length;
+    this.filterText.textContent = `TensorBoard's filter hides ${counted(this.runs.length - kept.length, "run")}`;
+    this.filterText.title = this.filter.text;
+    this.shown = this.search.hidden ? kept
+      : kept.filter((row) => parts.every((part) => row.run.toLowerCase().includes(part)));
+    this.list.show(this.shown.length, this.shown.findIndex((row) => row.run === this.chosen));
+  }
+}
+
+function drawRun(run: RunRow, row: HTMLElement, tick: string) {
+  const [how, color = ""] = tick.split(" ");
+  const { state, text } = statusOf(run, Date.now() / 1000);
+  row.title = `${runTitle(run.run)}: ${text}${isPlain(run) ? ", inferred from TensorBoard scalars" : ""}`;
+  const facts = run.steps == null ? [isPlain(run) ? "TensorBoard scalars" : "reading …"] : [
+    `${formatCompact(run.steps)} ${run.steps === 1 ? "step" : "steps"}`,
+    run.skipped_steps == null ? "skips unknown" : counted(run.skipped_steps, "skip"),
+    run.last_loss_scale == null ? "" : `scale ${formatScaleShort(run.last_loss_scale)}`,
+  ];
+  row.append(
+    element("span", "run-name", element("span", { class: `dot ${state}`, title: text }),
+      element("span", "run-text", runTitle(run.run)), ...(how && (how !== "chosen" || color) ? [
+        element("span", { class: `run-tick ${how}`, "data-tick": "", style: color && `--color: ${color}`,
+          title: how === "chosen" ? "The current run" : "In the charts beside the current run (O)" }),
+        ...(how === "on" ? [element("span", "visually-hidden", "in the charts")] : []),
+      ] : [])),
+    element("span", "run-facts", ...facts.map((one) => element("span", {}, one))),
+  );
+}

@@ -1,0 +1,199 @@
+/**
+ * Below the charts: the heat map of tensors, and the histograms. Loaded when a person opens it, so that it costs the
+ * first drawing nothing. It asks for what it shows; where to look comes from the panel, and goes back to it.
+ */
+
+import { RouteError, Unreachable } from "./api.ts";
+import { button, dock, element, iconButton } from "./elements.ts";
+import { MODES, rangeOf } from "./heatcells.ts";
+import { HeatMap } from "./heatmap.ts";
+import { HistogramView } from "./histogram.ts";
+
+import type { Api } from "./api.ts";
+import type { Cells, HistogramAnswer, RidgeAnswer, TensorsAnswer } from "./answers.ts";
+import type { Geometry } from "./charts.ts";
+
+export type DockPlace = { tab: "heatmap" | "histogram"; column: string; tensor: string; source: string };
+
+/** Where the dock is to look. */
+export type DockScene = {
+  run: string;
+  version: string;
+  view: [number, number];
+  geometry: Geometry;
+  cursor: number | null;
+  pinned: number | null;
+};
+
+export type DockCallbacks = {
+  hover: (step: number | null) => void;
+  zoom: (from: number, to: number) => void;
+  open: (name: string, step: number | null) => void;
+  pin: (step: number) => void;
+  place: (place: DockPlace) => void;
+  close: () => void;
+};
+
+const MOST_ROWS = 4096;
+const MOST_BUCKETS = 4096;
+
+export class TensorsDock {
+  api: Api;
+  callbacks: DockCallbacks;
+  scene: DockScene | null = null;
+  tensors: TensorsAnswer | null = null;
+  place: DockPlace = { tab: "heatmap", column: "grad_norm", tensor: "*", source: "gradient" };
+  /** of the whole run */
+  overview: { key: string; cells: Cells; range: [number, number] } | null = null;
+  /** of the interval in view */
+  detail: { key: string; cells: Cells } | null = null;
+  histogram: HistogramAnswer | null = null;
+  ridge: RidgeAnswer | null = null;
+  asked = "";
+  timer = 0;
+  heatMap: HeatMap;
+  histograms: HistogramView;
+  tabs = (["heatmap", "histogram"] as const).map((tab) => {
+    const made = button(tab === "heatmap" ? "Heat map" : "Histogram", "", () => this.go({ tab }));
+    made.dataset.tab = tab;
+    return made;
+  });
+  message = element("p", { class: "dock-message", role: "status" });
+  element: HTMLElement;
+
+  constructor(api: Api, callbacks: DockCallbacks) {
+    this.api = api;
+    this.callbacks = callbacks;
+    this.heatMap = new HeatMap({ hover: callbacks.hover, zoom: callbacks.zoom, mode: (id) => this.go({ column: id }),
+      open: (name, step) => callbacks.open(name, step) });
+    this.histograms = new HistogramView({ choose: (tensor, source) => {
+      this.go({ source });
+      callbacks.open(tensor, null);
+    }, step: (step) => callbacks.pin(step) });
+    const chosen = element("div", { class: "segmented", role: "group", "aria-label": "What of the tensors" },
+      ...this.tabs);
+    const close = iconButton("✕", "Close the tensors", callbacks.close);
+    this.element = dock("Tensors", [chosen, this.message, this.heatMap.legend], close, this.heatMap.element,
+      this.histograms.element);
+    new ResizeObserver(() => this.#draw()).observe(this.element);
+  }
+
+  go(change: Partial<DockPlace>) {
+    Object.assign(this.place, change);
+    this.callbacks.place(this.place);
+    this.#load();
+  }
+
+  show(scene: DockScene) {
+    const before = this.scene;
+    this.scene = scene;
+    if (scene.run !== before?.run)
+      this.overview =
+        this.detail =
+        this.histogram =
+        this.ridge =
+        this.tensors =
+          null;
+    this.#draw();
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.#load(), scene.version === before?.version && scene.run === before.run ? 80 : 0);
+  }
+
+  setCursor(step: number | null) {
+    if (!this.scene) return;
+    this.scene.cursor = step;
+    if (this.place.tab === "heatmap") {
+      this.heatMap.setCursor(step);
+    } else {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.#load(), 40);
+    }
+  }
+
+  get #mode() {
+    return MODES.find(({ id }) => id === this.place.column) ?? MODES[0];
+  }
+
+  async #load() {
+    const { scene, place } = this;
+    if (!scene) return;
+    try {
+      this.tensors = await this.api.tensors(scene.run);
+      if (this.scene !== scene) return;
+      if (place.tab === "heatmap") await this.#loadCells(scene);
+      else await this.#loadHistograms(scene);
+      this.message.textContent = this.tensors.names.length ? ""
+        : "No statistics of tensors were recorded in this run: tbnum.wrap(…, tensor_interval=100) records them.";
+    } catch (error) {
+      if (!(error instanceof RouteError) && !(error instanceof Unreachable)) throw error;
+      this.message.textContent = error.message;
+    }
+    if (this.scene?.run === scene.run) this.#draw();
+  }
+
+  async #loadCells(scene: DockScene) {
+    const { column } = this.#mode;
+    if (!this.tensors?.columns.includes(column)) return;
+    const buckets = Math.min(MOST_BUCKETS, Math.max(256, Math.ceil(scene.geometry.width)));
+    const key = `${scene.version} ${column} ${buckets}`;
+    const cells = await this.api.heatmap(scene.run, { column, buckets, rows: MOST_ROWS });
+    if (this.overview?.cells !== cells || this.overview.key !== key)
+      this.overview = { key, cells, range: rangeOf(cells, this.#mode) };
+    const [from, to] = scene.view;
+    const [first, last] = [cells.step[0], cells.stepLast[cells.step.length - 1]];
+    if (cells.bucketSteps === 1 || (from <= first && to >= last)) {
+      this.detail = null;
+      return;
+    }
+    const half = (to - from) / 2;
+    const detail = await this.api.heatmap(scene.run, { column, from: Math.max(0, Math.floor(from - half)),
+      to: Math.ceil(to + half), buckets: Math.min(MOST_BUCKETS, 2 * buckets), rows: MOST_ROWS });
+    // Of thousands of tensors each answer has its own worst; rows that change under a zoom would be no help.
+    if (this.scene === scene && detail.step.length && detail.rows.join("\n") === cells.rows.join("\n"))
+      this.detail = { key: `${key} ${from} ${to}`, cells: detail };
+  }
+
+  async #loadHistograms(scene: DockScene) {
+    const { tensor: name, source } = this.place;
+    const step = scene.cursor ?? scene.pinned ?? scene.view[1];
+    const asked = JSON.stringify([scene.run, name, source, step]);
+    this.asked = asked;
+    try {
+      const [histogram, ridge] = await Promise.all([
+        this.api.histogram(scene.run, { source, name, step: Math.round(step) }),
+        this.api.ridge(scene.run, { source, name, from: scene.view[0], to: scene.view[1], rows: 48 }),
+      ]);
+      if (this.asked === asked) [this.histogram, this.ridge] = [histogram, ridge];
+    } catch (error) {
+      if (!(error instanceof RouteError) || error.status !== 404) throw error;
+      if (this.asked === asked) this.histogram = this.ridge = null;
+    }
+  }
+
+  #draw() {
+    const { scene, tensors, overview, place } = this;
+    for (const tab of this.tabs) tab.setAttribute("aria-pressed", String(tab.dataset.tab === place.tab));
+    this.heatMap.element.hidden = this.heatMap.legend.hidden = place.tab !== "heatmap";
+    this.histograms.element.hidden = place.tab !== "histogram";
+    if (!scene || !tensors || !this.element.clientHeight) return;
+    if (place.tab === "histogram") {
+      this.histograms.show({ names: tensors.names, sources: tensors.sources, name: place.tensor, source: place.source,
+        histogram: this.histogram, ridge: this.ridge, waiting: this.asked === "" });
+    } else if (overview) {
+      const { detail } = this;
+      const covers = detail && detail.cells.step[0] <= Math.max(scene.view[0], overview.cells.step[0])
+        && detail.cells.stepLast[detail.cells.step.length - 1]
+          >= Math.min(scene.view[1], overview.cells.stepLast[overview.cells.step.length - 1]);
+      const mode = this.#mode;
+      this.heatMap.show({ names: overview.cells.rows, modes: MODES.filter((one) =>
+        tensors.columns.includes(one.column)
+      ), mode, cells: covers ? detail.cells : overview.cells, range: overview.range, view: scene.view,
+        geometry: scene.geometry, cursor: scene.cursor, pinned: scene.pinned });
+    }
+  }
+
+  /** Dark or light. */
+  recolor() {
+    this.#draw();
+  }
+}
