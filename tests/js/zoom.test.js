@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Zoom, clampedZoom, isClose } from "../../plugins/tensorboard_plugin_tbnum/frontend/zoom.ts";
+import { viewOf } from "../../plugins/tensorboard_plugin_tbnum/frontend/state.ts";
+import { Store } from "../../plugins/tensorboard_plugin_tbnum/frontend/store.ts";
+import { clampedZoom, isClose, newest, resetZoom, toggleFollowing, zoomTo } from "../../plugins/tensorboard_plugin_tbnum/frontend/zoom.ts";
 
 test("a zoom keeps within the steps there are, is never too narrow, and is none where it would show all", () => {
   assert.deepEqual(clampedZoom([20, 40], [0, 100]), [20, 40]);
@@ -16,27 +18,34 @@ test("a step is close where it is in a narrow view", () => {
   assert.deepEqual([isClose(50, [0, 100]), isClose(150, [0, 100]), isClose(50, [0, 1000])], [true, false, false]);
 });
 
+/** A store with a run of steps 0 to `last`. */
+function withRun(last) {
+  return new Store({ zoom: null, following: false, axis: "step", beside: { extent: null }, loaded: runOf(last) });
+}
+
+function runOf(last) {
+  return { overview: { header: { first_step: 0, last_step: last }, line: () => null }, lanes: [] };
+}
+
 test("a followed view moves on with the run until a person looks elsewhere", () => {
-  const place = { zoom: null };
-  let last = 1000;
-  let changes = 0;
-  const zoom = new Zoom({ place: () => place, ready: () => true, extent: () => [0, last], changed: () => { changes += 1; } });
-  zoom.toggleFollowing();
-  assert.deepEqual([place.zoom, zoom.following, changes], [[800, 1000], true, 1]);
-  last = 1100;
-  assert.ok(zoom.keepUp());
-  assert.deepEqual(place.zoom, [900, 1100]);
-  zoom.to(1000, 1100);
-  assert.ok(zoom.following, "closer to the newest step, and still at it");
-  zoom.to(200, 300);
-  assert.deepEqual([zoom.following, zoom.keepUp(), place.zoom], [false, false, [200, 300]]);
-  zoom.reset();
-  assert.deepEqual([place.zoom, zoom.view], [null, [0, 1100]]);
+  const store = withRun(1000);
+  const { state } = store;
+  toggleFollowing(store);
+  assert.deepEqual([state.zoom, state.following], [[800, 1000], true]);
+  store.set({ loaded: runOf(1100) });
+  assert.deepEqual(newest(state), [900, 1100]);
+  zoomTo(store, 1000, 1100);
+  assert.ok(state.following, "closer to the newest step, and still at it");
+  zoomTo(store, 200, 300);
+  assert.deepEqual([state.following, state.zoom], [false, [200, 300]]);
+  resetZoom(store);
+  assert.deepEqual([state.zoom, viewOf(state)], [null, [0, 1100]]);
 });
 
 test("nothing is zoomed before there is a run", () => {
-  const zoom = new Zoom({ place: () => ({ zoom: null }), ready: () => false, extent: () => assert.fail(), changed: () => assert.fail() });
-  zoom.to(0, 10);
-  zoom.reset();
-  zoom.toggleFollowing();
+  const store = new Store({ zoom: null, following: false, loaded: null });
+  store.watch(["zoom", "following"], () => assert.fail());
+  zoomTo(store, 0, 10);
+  resetZoom(store);
+  toggleFollowing(store);
 });

@@ -5,27 +5,33 @@
  * What is drawn is in `views.ts`, as numbers in `plotdata.ts`; marks of events are in `lanes.ts`.
  */
 
+import { hover } from "./actions.ts";
 import { areaOf, drawBands, drawEdge, drawInstead } from "./canvas.ts";
 import { keyItems, stepsInView, summaryOf } from "./describe.ts";
 import { element, styled } from "./elements.ts";
-import { linearTicks, stepLabels, timeLabels, timeTicks } from "./format.ts";
+import { isPlain, linearTicks, stepLabels, timeLabels, timeTicks } from "./format.ts";
 import { wheelZoom } from "./gestures.ts";
 import { MarkLanes } from "./lanes.ts";
+import { whyEmpty } from "./notices.ts";
 import { makePane } from "./pane.ts";
-import { PADDING_RIGHT, X_AXIS_HEIGHT, makePlot } from "./plot.ts";
+import { PADDING_RIGHT, X_AXIS_HEIGHT, X_LABELS, makePlot } from "./plot.ts";
 import { NOTHING, lineOf, plotData, sampledLine } from "./plotdata.ts";
 import { lowerBound } from "./sorted.ts";
-import { CHARTS, TENSOR_CHART, firstViews } from "./views.ts";
-import { STEPS_AXIS, xAxisOf } from "./xaxis.ts";
-import { yLabels, yRange, yTicks } from "./yaxis.ts";
+import { axisOf, chosenEvent, prefixOf, rowOf, seriesOf, viewOf } from "./state.ts";
+import { CHARTS, TENSOR_CHART, scaleOf } from "./views.ts";
+import { STEPS_AXIS } from "./xaxis.ts";
+import { yRange } from "./yaxis.ts";
+import { zoomTo } from "./zoom.ts";
 
 import type { Overlay } from "./overlay.ts";
 import type { SeriesLike, TbnumEvent } from "./answers.ts";
 import type { Series } from "./api.ts";
 import type { Lane } from "./marks.ts";
-import type { Pane, PaneCallbacks } from "./pane.ts";
+import type { Pane } from "./pane.ts";
 import type { Plot } from "./plot.ts";
-import type { ChartSpec, LineSpec, Scale, Views } from "./views.ts";
+import type { Loaded } from "./rundata.ts";
+import type { PanelStore, State } from "./state.ts";
+import type { ChartSpec, LineSpec, Scale } from "./views.ts";
 import type { Alignment, XAxis } from "./xaxis.ts";
 
 /** What the charts show. */
@@ -38,7 +44,7 @@ export type Model = {
   tensors: { headroom: SeriesLike | null; tensor: SeriesLike | null; name: string | null };
   lanes: Lane[];
   /** ids of lanes that the legend turned off */
-  hidden: Set<string>;
+  hidden: ReadonlySet<string>;
   /** steps */
   view: [number, number];
   axis: Alignment;
@@ -50,19 +56,6 @@ export type Model = {
   pinned: number | null;
   /** what is written where a view has no value at all: that it is on its way, or how to have it recorded */
   whyEmpty: (spec: ChartSpec) => string;
-};
-
-/** What the charts tell of what a person does. */
-export type ChartCallbacks = {
-  zoom: (from: number, to: number) => void;
-  reset: () => void;
-  select: (event: TbnumEvent) => void;
-  hover: (step: number | null) => void;
-  pin: (step: number) => void;
-  key: (key: KeyboardEvent) => void;
-  views: (views: Views) => void;
-  closeTensor: () => void;
-  optimizer: (index: number) => void;
 };
 
 /** A model on its x axis, as it is drawn. */
@@ -90,11 +83,15 @@ export type Geometry = {
 };
 
 export const GUTTER = 94; // the names of lanes and, before the first step, half of a count of marks
+const [TENSOR_GUTTER, NARROW_GUTTER] = [190, 112]; // names of tensors
 const GRIP_HEIGHT = 6;
 
+/** What the charts are drawn again for. */
+export const DRAWN = ["loaded", "zoom", "axis", "smoothing", "optimizer", "hidden", "event", "pin", "tensors", "views",
+  "over", "grouped", "filter", "filterAside", "beside", "opened"] as const;
+
 export class Charts {
-  root: HTMLElement;
-  callbacks: ChartCallbacks;
+  root = element("div", "charts");
   model: Model | null = null;
   xAxis: XAxis = STEPS_AXIS;
   colors: Record<string, string> = {};
@@ -108,44 +105,52 @@ export class Charts {
   every: Pane[];
   gutter = GUTTER;
   /** Of all of it, in pixels, when it was drawn last. */
-  room: { width: number; height: number };
+  room = { width: 0, height: 0 };
   /** Of the plots, until the room or what stands above them changes. */
   sizes: { width: number; height: number }[] | null = null;
   /** Whether the chosen tensor has a chart. */
   withTensor = false;
   /** Those that are shown, from top to bottom. */
   panes: Pane[] = [];
-  views = firstViews();
 
-  constructor(root: HTMLElement, callbacks: ChartCallbacks) {
-    this.root = root;
-    this.callbacks = callbacks;
-    this.marks = new MarkLanes({ select: callbacks.select, zoom: callbacks.zoom, look: (step) => {
-      if (step !== null) this.setCursor(step);
-      callbacks.hover(step);
-    } });
+  constructor(readonly store: PanelStore) {
+    this.marks = new MarkLanes(store);
     this.optimizerSelect = element("select", { class: "small", hidden: true,
       "aria-label": "Optimizer whose gradient norm is shown",
-      onchange: () => callbacks.optimizer(this.optimizerSelect.selectedIndex) });
+      onchange: () => store.set({ optimizer: this.optimizerSelect.selectedIndex }) });
     this.every = [...CHARTS, TENSOR_CHART].map((spec) =>
-      makePane(spec, this.#paneCallbacks(spec), ...(spec.id === "norm" ? [this.optimizerSelect] : []))
+      makePane(spec, store, ...(spec.id === "norm" ? [this.optimizerSelect] : []))
     );
-    this.room = { width: root.clientWidth, height: root.clientHeight };
-    this.setViews(this.views);
+    this.#arrange();
+    store.watch(["views", "opened", "tensors"], () => this.#fit());
+    store.watch(["loaded", "optimizer"], () => this.#listOptimizers());
+    store.watch(["pin"], () => this.recolor());
+    store.watch([...DRAWN], () => this.show());
+    store.watch(["cursor"], () => {
+      if (store.state.cursor !== this.cursorStep) this.setCursor(store.state.cursor);
+    });
   }
 
-  /** Shows other views, in another order or height. */
-  setViews(views: Views) {
+  /** Room beside the charts for names of tensors, and a chart for the chosen one. */
+  #fit() {
+    const { opened, tensors } = this.store.state;
+    const gutter = opened !== "heatmap" ? GUTTER : this.root.clientWidth > 640 ? TENSOR_GUTTER : NARROW_GUTTER;
+    if (gutter !== this.gutter) this.panes = []; // to be made again, with axes of another width
+    this.gutter = gutter;
+    this.withTensor = tensors.name !== null;
+    this.#arrange();
+  }
+
+  /** Puts the views that are shown into their order. */
+  #arrange() {
     const focused = document.activeElement;
     const before = this.panes;
-    this.views = views;
+    const { views } = this.store.state;
     this.panes = [...(this.withTensor ? [TENSOR_CHART.id] : []), ...views.order.filter((id) => !views.hidden.has(id))]
       .map((id) => (this.every.find((pane) => pane.spec.id === id) as Pane));
     this.marks.forget();
-    if (before.length === this.panes.length && before.every((pane, at) => pane === this.panes[at])) {
-      this.resize();
-      return;
-    }
+    this.sizes = null;
+    if (before.length === this.panes.length && before.every((pane, at) => pane === this.panes[at])) return;
     for (const pane of this.every) {
       pane.plot?.destroy(); // the x axis stands below the last one, whichever that is
       pane.plot = null;
@@ -154,17 +159,6 @@ export class Charts {
     this.root.replaceChildren(this.marks.element, ...(this.overlay ? [this.overlay.strip] : []),
       ...this.panes.flatMap((pane) => [pane.element, pane.grip]));
     if (focused instanceof HTMLElement && this.root.contains(focused)) focused.focus();
-    this.resize();
-  }
-
-  /** Room for longer names beside the plots, and a chart of a tensor. */
-  setTensors(gutter: number, withTensor: boolean) {
-    if (gutter === this.gutter && withTensor === this.withTensor) return;
-    const rebuild = gutter !== this.gutter;
-    this.gutter = gutter;
-    this.withTensor = withTensor;
-    if (rebuild) this.panes = [];
-    this.setViews(this.views);
   }
 
   /** The x axis, for what stands below the charts. */
@@ -202,44 +196,14 @@ export class Charts {
   }
 
   /** Names in the select of optimizers; hidden where there is one. */
-  setOptimizers(names: string[], chosen: number) {
+  #listOptimizers() {
+    const { loaded, optimizer } = this.store.state;
+    const names = Object.keys(loaded?.info.meta.optimizers ?? {});
+    const { options } = this.optimizerSelect;
     this.optimizerSelect.hidden = names.length < 2;
-    this.optimizerSelect.replaceChildren(...names.map((name) => element("option", {}, name)));
-    this.optimizerSelect.selectedIndex = chosen;
-  }
-
-  #paneCallbacks(spec: ChartSpec): PaneCallbacks {
-    return { key: (event) => this.callbacks.key(event),
-      log: () => this.#changeViews((views) => views.log.set(spec.id, this.#scaleOf(spec) !== "log10")),
-      move: (by) => this.#move(spec.id, by), hide: () => {
-        if (spec === TENSOR_CHART) this.callbacks.closeTensor();
-        else this.#changeViews(({ hidden }) => {
-            if (this.panes.length > 1) hidden.add(spec.id);
-          });
-      }, height: (pixels) =>
-        this.#changeViews(({ heights }) => {
-          if (pixels === null) heights.delete(spec.id);
-          else heights.set(spec.id, pixels);
-        }) };
-  }
-
-  /** What a person changed of the views. */
-  #changeViews(change: (views: Views) => void) {
-    const { order, hidden, heights, log } = this.views;
-    const views = { order: [...order], hidden: new Set(hidden), heights: new Map(heights), log: new Map(log) };
-    change(views);
-    this.callbacks.views(views);
-  }
-
-  /** @param by past the next one that is shown */
-  #move(id: string, by: 1 | -1) {
-    const shown = this.panes.map(({ spec }) => spec.id);
-    const other = shown[shown.indexOf(id) + by];
-    if (other === undefined) return;
-    this.#changeViews((views) => {
-      views.order.splice(views.order.indexOf(id), 1);
-      views.order.splice(views.order.indexOf(other) + (by > 0 ? 1 : 0), 0, id);
-    });
+    if (names.length !== options.length || names.some((name, at) => name !== options[at].text))
+      this.optimizerSelect.replaceChildren(...names.map((name) => element("option", {}, name)));
+    this.optimizerSelect.selectedIndex = optimizer;
   }
 
   // ---- Drawing
@@ -254,17 +218,29 @@ export class Charts {
     return { model: this.shown, xAxis: this.xAxis, range: this.#xRange(), colors: this.colors };
   }
 
-  /** Draws a model. Costs about a millisecond for each thousand points. */
-  show(model: Model) {
-    const before = this.model;
-    this.model = model;
-    if (model.axis !== before?.axis || model.overview !== before.overview) {
-      this.xAxis = xAxisOf(model.axis, model.overview);
-    }
-    for (const { log, spec } of this.panes) log.setAttribute("aria-pressed", String(this.#scaleOf(spec) === "log10"));
+  /** What is drawn, by the state. */
+  #modelOf(state: State, loaded: Loaded): Model {
+    const series = seriesOf(state);
+    const prefix = prefixOf(state);
+    const { axis, smoothing, tensors, hidden, pin: pinned } = state;
+    const row = rowOf(state);
+    return { series, overview: loaded.overview, lanes: loaded.lanes, hidden, view: viewOf(state), axis, smoothing,
+      tensors, prefix, selected: chosenEvent(state), pinned,
+      whyEmpty: (spec) => whyEmpty(spec, loaded, { series, prefix, tensors, plain: !!row && isPlain(row) }) };
+  }
+
+  /** Draws what the state says. Costs about a millisecond for each thousand points. */
+  show() {
+    const { state } = this.store;
+    if (!state.loaded) return;
+    const model = (this.model = this.#modelOf(state, state.loaded));
+    this.xAxis = axisOf(state);
+    this.overlay?.prepare();
+    for (const { log, spec } of this.panes) log.setAttribute("aria-pressed", String(this.scaleOf(spec) === "log10"));
     // once, before what is written makes reading dear
     this.room = { width: this.root.clientWidth, height: this.root.clientHeight };
     if (!this.room.width || !this.room.height) return; // hidden; `resize` draws when it is not
+    this.store.set({ plotWidth: this.plotWidth });
     if (!Object.keys(this.colors).length) this.#readColors();
     const lanesChanged = this.marks.layout(model, this.room.width);
     if (this.overlay?.layStrip(this.gutter, this.plotWidth) || lanesChanged) this.sizes = null;
@@ -272,9 +248,9 @@ export class Charts {
     const sizes = (this.sizes ??= this.#sizes()); // after what stands above the plots has its height
     const [min, max] = this.#xRange();
     this.panes.forEach((pane, index) => {
-      pane.plot ??= this.#makePlot(pane, index, sizes[index]);
+      pane.plot ??= makePlot(this, pane, sizes[index], index === this.panes.length - 1);
       const { plot } = pane;
-      plot.axes[0].label = this.#xLabel(index);
+      plot.axes[0].label = index < this.panes.length - 1 ? undefined : X_LABELS[model.axis];
       pane.grip.setAttribute("aria-valuenow", String(sizes[index].height - this.#below(index)));
       if (plot.width !== sizes[index].width || plot.height !== sizes[index].height) plot.setSize(sizes[index]);
       plot.batch(() => {
@@ -284,13 +260,14 @@ export class Charts {
         plot.setScale("x", { min, max });
       });
     });
+    this.overlay?.ask();
   }
 
   /** Computes what a chart draws, where that has changed, and says it in words. @returns whether it has */
   #prepare(pane: Pane): boolean {
     const { prefix, smoothing } = this.shown;
     const series = this.#seriesOf(pane.spec);
-    const scale = this.#scaleOf(pane.spec);
+    const scale = this.scaleOf(pane.spec);
     const beside = !!this.overlay?.active;
     const made = [series, scale, prefix, smoothing, this.xAxis, beside];
     const changed = made.some((part, at) => part !== pane.made[at]);
@@ -321,7 +298,7 @@ export class Charts {
       legend.replaceChildren(...items);
     }
     summary.textContent = summaryOf(spec, series, model, this.#emptyText(spec))
-      + (this.overlay?.summary(spec, this.#scaleOf(spec)) ?? "");
+      + (this.overlay?.summary(spec, this.scaleOf(spec)) ?? "");
   }
 
   /**
@@ -350,9 +327,8 @@ export class Charts {
     return recorded ? "no finite value in view" : this.shown.whyEmpty(spec);
   }
 
-  #scaleOf(spec: ChartSpec): Scale {
-    const log = spec.canLog ? this.views.log.get(spec.id) : undefined;
-    return log === undefined ? spec.scale : log ? "log10" : "linear";
+  scaleOf(spec: ChartSpec): Scale {
+    return scaleOf(this.store.state.views, spec);
   }
 
   #xRange(): [number, number] {
@@ -364,7 +340,7 @@ export class Charts {
   /** The room has changed, or the panel has become visible. */
   resize() {
     this.sizes = null;
-    if (this.model) this.show(this.model);
+    if (this.model) this.show();
   }
 
   // ---- Colours
@@ -393,7 +369,7 @@ export class Charts {
     return !!this.overlay?.active && line !== spec.lines[0] && !line.dash && spec !== TENSOR_CHART;
   }
 
-  #color(spec: ChartSpec, line: LineSpec, alpha: number = 1) {
+  color(spec: ChartSpec, line: LineSpec, alpha: number = 1) {
     if (this.#isLeftOut(spec, line)) return "#0000";
     const css = this.#cssColor(spec, line);
     return withAlpha(css.startsWith("#") ? css : this.colors[line.color], alpha);
@@ -434,41 +410,41 @@ export class Charts {
     return this.panes.map((pane) => pane.summary.textContent ?? "");
   }
 
-  #stepAt(plot: Plot, left: number) {
+  stepAt(plot: Plot, left: number) {
     const { view } = this.shown;
     const step = Math.round(this.xAxis.stepOf(plot.posToVal(left, "x")));
     return Math.max(Math.ceil(view[0]), Math.min(Math.floor(view[1]), step));
   }
 
   /** The pixel of the step nearest to a pixel. */
-  #snapped(plot: Plot, left: number) {
+  snapped(plot: Plot, left: number) {
     if (!this.model || left < 0) return left;
-    const at = plot.valToPos(this.xAxis.xOf(this.#stepAt(plot, left)), "x");
+    const at = plot.valToPos(this.xAxis.xOf(this.stepAt(plot, left)), "x");
     return Math.max(0, Math.min(areaOf(plot).width, at));
   }
 
-  #hovered(plot: Plot) {
+  hovered(plot: Plot) {
     const left = plot.cursor.left ?? -1;
     if (!this.model || left < 0 || !plot.cursor.event) return;
-    const step = this.#stepAt(plot, left);
+    const step = this.stepAt(plot, left);
     if (step === this.cursorStep) return;
     this.cursorStep = step;
-    this.callbacks.hover(step);
+    hover(this.store, step);
   }
 
-  #selected(plot: Plot) {
+  selected(plot: Plot) {
     const { left, width } = plot.select;
     if (width < 2) return;
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
     if (!plot.cursor.event) return; // the other charts only show what is selected in this one
     const [from, to] = [left, left + width].map((at) => this.xAxis.stepOf(plot.posToVal(at, "x")));
-    this.callbacks.zoom(from, to);
+    zoomTo(this.store, from, to);
   }
 
-  #wheel(event: WheelEvent, plot: Plot) {
+  wheel(event: WheelEvent, plot: Plot) {
     if (!this.model) return;
     const stepAt = (x: number) => this.xAxis.stepOf(plot.posToVal(x - plot.over.getBoundingClientRect().left, "x"));
-    wheelZoom(event, this.model.view, areaOf(plot).width, stepAt, this.callbacks.zoom);
+    wheelZoom(event, this.model.view, areaOf(plot).width, stepAt, (from, to) => zoomTo(this.store, from, to));
   }
 
   // ---- Room
@@ -480,7 +456,7 @@ export class Charts {
       return sum + head.offsetHeight + parseFloat(getComputedStyle(pane.element).marginTop);
     }, 0);
     const laneHeight = this.marks.height + (this.overlay?.stripHeight ?? 0);
-    const { heights } = this.views;
+    const { heights } = this.store.state.views;
     const given = this.panes.reduce((sum, { spec }) => sum + (heights.get(spec.id) ?? 0), 0);
     const total = this.room.height - heads - laneHeight - X_AXIS_HEIGHT - 10 - given - GRIP_HEIGHT * this.panes.length;
     const weights = this.panes.reduce((sum, { spec }) => sum + (heights.has(spec.id) ? 0 : spec.weight), 0);
@@ -497,43 +473,37 @@ export class Charts {
 
   // ---- uPlot
 
-  #makePlot(pane: Pane, index: number, size: { width: number; height: number }) {
-    const { spec } = pane;
-    const scale = () => this.#scaleOf(spec);
-    return makePlot(pane, size, index === this.panes.length - 1, { exact: () => !!this.model?.series.exact,
-      color: (line, alpha) => this.#color(spec, line, alpha), ground: (name) => this.colors[name],
-      gutter: () => this.gutter, xLabel: this.#xLabel(index),
-      xTicks: (min, max,
-        count) => (this.model?.axis === "time" ? timeTicks(min, max, count) : linearTicks(min, max, count, 1)),
-      xLabels: (ticks) => (this.model?.axis === "time" ? timeLabels(ticks) : stepLabels(ticks)),
-      yRange: (min, max) => this.#yRange(pane, min, max),
-      yTicks: (min, max, height) => (pane.empty ? [] : yTicks(scale(), min, max, height)),
-      yLabels: (ticks) => yLabels(scale(), ticks), snapped: (plot, left) => this.#snapped(plot, left),
-      drawBelow: (plot) => {
-        if (this.model) drawBands(plot, this.#drawing);
-      }, drawBehind: (plot) => this.overlay?.drawLines(plot, spec, scale()), drawn: (plot) => this.#drawn(plot, pane),
-      hovered: (plot) => this.#hovered(plot), left: () => this.callbacks.hover(null),
-      selected: (plot) => this.#selected(plot), clicked: (plot, left) => this.callbacks.pin(this.#stepAt(plot, left)),
-      reset: () => this.callbacks.reset(), wheel: (plot, event) => this.#wheel(event, plot) });
+  /** Whether points are steps. */
+  get exact() {
+    return !!this.model?.series.exact;
   }
 
-  #yRange(pane: Pane, min: number | null, max: number | null): [number, number] {
-    const scale = this.#scaleOf(pane.spec);
+  xTicks(min: number, max: number, count: number) {
+    return this.model?.axis === "time" ? timeTicks(min, max, count) : linearTicks(min, max, count, 1);
+  }
+
+  xTickLabels(ticks: number[]) {
+    return this.model?.axis === "time" ? timeLabels(ticks) : stepLabels(ticks);
+  }
+
+  drawBelow(plot: Plot) {
+    if (this.model) drawBands(plot, this.#drawing);
+  }
+
+  drawBehind(plot: Plot, spec: ChartSpec) {
+    this.overlay?.drawLines(plot, spec, this.scaleOf(spec));
+  }
+
+  yRange(pane: Pane, min: number | null, max: number | null): [number, number] {
+    const scale = this.scaleOf(pane.spec);
     const others = this.overlay?.range(pane.spec, scale);
     if (others) [min, max] = [Math.min(min ?? Infinity, others[0]), Math.max(max ?? -Infinity, others[1])];
     pane.empty = min === null || max === null;
     return yRange(scale, min, max, pane.spec.scale);
   }
 
-  /** What is written below the x axis of the last chart. @param index of the chart */
-  #xLabel(index: number) {
-    if (index < this.panes.length - 1) return undefined;
-    return { step: "Step", time: "Time since the first step",
-      updates: "Updates done, skipped steps left out" }[this.model?.axis ?? "step"];
-  }
-
   /** uPlot has drawn, so its scales are settled: what hangs on them follows. */
-  #drawn(plot: Plot, pane: Pane) {
+  drawn(plot: Plot, pane: Pane) {
     const drawing = this.#drawing;
     drawEdge(plot, pane.edge, drawing);
     if (pane.empty) drawInstead(plot, this.#emptyText(pane.spec), drawing);
@@ -541,7 +511,7 @@ export class Charts {
     if (pane !== this.panes[this.panes.length - 1] || this.panes.some(({ plot: other }) => !other)) return;
     const { plot: first } = this.panes[0];
     const [loss] = this.every;
-    if (first) this.marks.draw(drawing, areaOf(first), { ...loss, scale: this.#scaleOf(loss.spec) });
+    if (first) this.marks.draw(drawing, areaOf(first), { ...loss, scale: this.scaleOf(loss.spec) });
     this.overlay?.drawStrip(this.gutter, this.plotWidth);
     this.setCursor(this.cursorStep);
   }

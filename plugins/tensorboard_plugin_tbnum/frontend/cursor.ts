@@ -4,126 +4,77 @@ import { CursorCard } from "./cursorcard.ts";
 import { eventsAt } from "./events.ts";
 import { formatCount, formatNumber } from "./format.ts";
 import { indexOfStep, lowerBound } from "./sorted.ts";
+import { axisOf, prefixOf, seriesOf } from "./state.ts";
 import { TimeAxis } from "./xaxis.ts";
 
-import type { Series } from "./api.ts";
 import type { StepValues } from "./answers.ts";
-import type { Charts, Model } from "./charts.ts";
-import type { Overlay } from "./overlay.ts";
-import type { Loaded, RunData } from "./rundata.ts";
-import type { Alignment } from "./xaxis.ts";
-
-/** What the cursor moves over. */
-export type CursorScene = {
-  data: RunData;
-  charts: Charts;
-  overlay: Overlay | null;
-  loaded: Loaded;
-  pin: number | null;
-  axis: Alignment;
-  prefix: string;
-  series: Series;
-  tensors: Model["tensors"];
-};
+import type { Series } from "./api.ts";
+import type { Charts } from "./charts.ts";
+import type { RunData } from "./rundata.ts";
+import type { RunsInCharts } from "./runsincharts.ts";
+import type { PanelStore } from "./state.ts";
 
 const FETCH_AFTER_MS = 30; // on a step
 
 export class Cursor {
-  scene: () => CursorScene | null;
-  moved: (step: number | null) => void;
   card = new CursorCard();
-  step: number | null = null;
-  /** Where the pointer is, or the chart that keys are for, in pixels of the window; 0: nowhere. */
-  y = 0;
   timer = 0;
 
-  /** @param scene what it moves over; null: nothing is loaded */
-  constructor(scene: () => CursorScene | null, moved: (step: number | null) => void) {
-    this.scene = scene;
-    this.moved = moved;
+  constructor(readonly store: PanelStore, readonly charts: Charts, readonly data: RunData,
+    readonly runs: RunsInCharts) {
+    store.watch(["cursor", "inCharts", "known"], () => {
+      const { cursor: step, known } = store.state;
+      clearTimeout(this.timer);
+      if (step !== null && !known.steps.has(step)) this.timer = setTimeout(() => data.valuesOf(step), FETCH_AFTER_MS);
+    });
+    store.watch(["cursor", "inCharts", "known", "pin"], () => this.#show());
+    store.watch(["cursorY"], () => {
+      if (!this.card.element.hidden) this.#place();
+    });
+    charts.root.addEventListener("pointermove", ({ clientY }) => store.set({ cursorY: clientY }));
   }
 
-  /** Puts it on a step, by pointer or key. */
-  hover(step: number | null) {
-    this.step = step;
-    clearTimeout(this.timer);
-    this.moved(step);
-    const scene = this.scene();
-    if (step === null || !scene) {
-      scene?.charts.setCursor(null);
-      this.card.hide();
-      return;
-    }
-    this.show();
-    if (!scene.data.steps.has(step)) this.timer = setTimeout(() => this.fetch(step), FETCH_AFTER_MS);
-  }
-
-  /** Puts it on a step by key. @param chart that the card is to be over @param below pixels from the chart's top */
-  put(step: number, chart: Element, below: number) {
-    this.y = chart.getBoundingClientRect().top + below;
-    this.scene()?.charts.setCursor(step);
-    this.hover(step);
-  }
-
-  /** Fetches the values of a step, and shows them if it is on it. */
-  async fetch(step: number): Promise<StepValues | null> {
-    const values = await this.scene()?.data.valuesOf(step) ?? null;
-    if (values && this.step === step) this.show();
-    return values;
-  }
-
-  /** Takes the card away; another place shows a cursor of its own. */
-  leave() {
-    this.step = null;
-    this.card.hide();
-  }
-
-  /** Keeps the card beside the pointer. @param y of the window */
-  follow(y: number) {
-    this.y = y;
-    if (this.step !== null) this.#place();
-  }
-
-  show() {
-    const { step } = this;
-    const scene = this.scene();
-    if (step === null || !scene) return;
-    const { charts, data, pin, axis, prefix, series, loaded: { overview, lanes } } = scene;
+  #show() {
+    const { state } = this.store;
+    const { cursor: step, loaded, pin, axis, known: { steps } } = state;
+    if (step === null || !loaded || !state.inCharts) return this.card.hide();
+    const { overview, lanes } = loaded;
+    const series = seriesOf(state);
     const beyond = step > (overview.header.last_step ?? 0); // where only others go on
     const known = beyond ? { run: "", version: "", step, values: {}, events: [] }
-      : data.steps.get(step) ?? seriesValues(series, step);
-    const text = this.card.show(step, known, { beside: this.#valuesBeside(scene, step, known),
-      title: beyond && axis !== "step" ? "After this run's end" : "", prefix,
+      : steps.get(step) ?? seriesValues(series, step);
+    const text = this.card.show(step, known, { beside: this.#valuesBeside(step, known),
+      title: beyond && axis !== "step" ? "After this run's end" : "", prefix: prefixOf(state),
       elapsed: new TimeAxis(series.exact ? series : overview).xOf(step)
         + (series.exact ? series.wallTime[0] - overview.wallTime[0] : 0), events: eventsAt(lanes, step),
-      bucket: bucketText(series, step), pinned: pin === null ? null : data.steps.get(pin) ?? null });
-    charts.setCursorText(text);
+      bucket: bucketText(series, step), pinned: pin === null ? null : steps.get(pin) ?? null });
+    this.charts.setCursorText(text);
     this.#place();
   }
 
   #place() {
-    const scene = this.scene();
-    if (this.step === null || !scene) return;
-    const { charts } = scene;
-    this.card.place(charts.clientX(this.step), this.y || charts.root.getBoundingClientRect().top + 120);
+    const { charts, store: { state: { cursor, cursorY } } } = this;
+    if (cursor === null) return;
+    this.card.place(charts.clientX(cursor), cursorY || charts.root.getBoundingClientRect().top + 120);
   }
 
   /** What the other runs have at the cursor, in the view that it is over. */
-  #valuesBeside({ overlay, charts, loaded, prefix, series: drawn, tensors }: CursorScene, step: number,
-    known: StepValues | null) {
+  #valuesBeside(step: number, known: StepValues | null) {
+    const { charts, runs: { overlay }, store: { state } } = this;
     if (!overlay?.active) return null;
     const focused = charts.panes.find(({ holder }) =>
       holder === document.activeElement && holder.matches(":focus-visible")
     );
-    const spec = focused?.spec ?? charts.specAt(this.y);
-    const name = (spec.ofOptimizer ? prefix : "") + spec.lines[0].column;
-    const series = spec.ofTensors ? tensors[spec.ofTensors] : drawn;
+    const spec = focused?.spec ?? charts.specAt(state.cursorY);
+    const name = (spec.ofOptimizer ? prefixOf(state) : "") + spec.lines[0].column;
+    const series = spec.ofTensors ? state.tensors[spec.ofTensors] : seriesOf(state);
     const line = series?.line(name)?.last;
     let at = series ? lowerBound(series.step, step + 1) - 1 : -1;
-    if (spec.lines[0].sparse) { while (line && at > 0 && !Number.isFinite(line[at])) at -= 1; // the sample before
-     }
-    const own = known?.values[name] ?? (line && step <= (loaded.overview.header.last_step ?? 0) ? line[at] : null);
-    return overlay.valuesAt(charts.xAxis.xOf(step), spec, typeof own === "number" ? own : null);
+    // of what is measured now and then, the sample before
+    while (spec.lines[0].sparse && line && at > 0 && !Number.isFinite(line[at])) at -= 1;
+    const last = state.loaded?.overview.header.last_step ?? 0;
+    const own = known?.values[name] ?? (line && step <= last ? line[at] : null);
+    return overlay.valuesAt(axisOf(state).xOf(step), spec, typeof own === "number" ? own : null);
   }
 }
 

@@ -1,36 +1,30 @@
 /** The card of the chosen event: cause, sentence, evidence, remedy, the tensors at fault, and its step's record. */
 
+import { goOn, openTensor, select, textOfEvent } from "./actions.ts";
 import { revived } from "./api.ts";
 import { copyButton, element, factTable, iconButton, table } from "./elements.ts";
 import { causeChip, laneKind } from "./eventlist.ts";
 import { eventFacts, eventTitle, fact, sentinelText, tensorsAtFault } from "./events.ts";
 import { formatCount, formatElapsed, formatNumber, typeset } from "./format.ts";
+import { addressOf } from "./host.ts";
 import { icon } from "./marks.ts";
+import { placeOf } from "./state.ts";
 
 import type { StepValues, TbnumEvent } from "./answers.ts";
+import type { PanelStore } from "./state.ts";
 
 /** What is known of the chosen event. */
 export class EventCard {
   element = element("article", { class: "card", hidden: true, tabindex: -1, "aria-label": "Chosen event" });
-  callbacks: { close: () => void; go: (by: 1 | -1) => void; link: () => string; text: () => string;
-    openTensor: (name: string) => void };
-  /** Whether the log has tensors, so that a name leads somewhere. */
-  hasTensors = false;
   event: TbnumEvent | null = null;
   values = element("div");
 
-  /** @param callbacks `openTensor`: shows a tensor beyond this card */
-  constructor(
-    callbacks: { close: () => void; go: (by: 1 | -1) => void; link: () => string; text: () => string;
-      openTensor: (name: string) => void },
-  ) {
-    this.callbacks = callbacks;
-  }
+  constructor(readonly store: PanelStore) {}
 
   /** @param place among its kind */
   show(event: TbnumEvent | null, { index, count }: { index: number; count: number }) {
     this.element.hidden = event === null;
-    const drawn = `${index}/${count}/${this.hasTensors}`;
+    const drawn = `${index}/${count}/${this.#hasTensors}`;
     if (event === null || (event === this.event && this.element.dataset.place === drawn)) {
       if (event === null) this.values = element("div");
       this.event = event;
@@ -39,7 +33,7 @@ export class EventCard {
     this.event = event;
     this.element.dataset.place = drawn;
     this.element.className = `card severity-${event.severity}`;
-    const { close, go, link, text } = this.callbacks;
+    const { store } = this;
     const title = eventTitle(event.kind);
     const where = [
       `Step ${formatCount(event.step)}`,
@@ -55,10 +49,12 @@ export class EventCard {
         element(
           "div",
           "card-buttons",
-          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => go(-1), { disabled: index === 0 || !count }),
+          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => goOn(store, -1), {
+            disabled: index === 0 || !count,
+          }),
           element("span", "card-place", `${index < 0 ? "–" : formatCount(index + 1)} / ${formatCount(count)}`),
-          iconButton("›", `Next ${title.toLowerCase()} (N)`, () => go(1), { disabled: index >= count - 1 }),
-          iconButton("✕", "Close (Esc)", () => close()),
+          iconButton("›", `Next ${title.toLowerCase()} (N)`, () => goOn(store, 1), { disabled: index >= count - 1 }),
+          iconButton("✕", "Close (Esc)", () => select(store, null)),
         ),
       ),
       element("p", "card-where", where.filter(Boolean).join(" · ")),
@@ -78,18 +74,23 @@ export class EventCard {
     const copies = element(
       "div",
       "card-copies",
-      copyButton("Copy link", "The address of this event in this view", link),
-      copyButton("Copy as text", "What is known of this step, for a bug report", text),
+      copyButton("Copy link", "The address of this event in this view", () => addressOf(placeOf(store.state))),
+      copyButton("Copy as text", "What is known of this step, for a bug report", () => textOfEvent(store)),
     );
     this.element.replaceChildren(...parts, this.values, copies);
     this.element.scrollTop = 0;
   }
 
+  /** Whether the log has tensors, so that a name leads somewhere. */
+  get #hasTensors() {
+    return (this.store.state.tensors.answer?.names.length ?? 0) > 0;
+  }
+
   /** The tensors at fault, and the finite ones beside them. */
   #tensors(event: TbnumEvent): Node[] {
-    const name = (text: string) => (this.hasTensors
+    const name = (text: string) => (this.#hasTensors
       ? element("button", { class: "link", type: "button", title: `Open ${text}`,
-        onclick: () => this.callbacks.openTensor(text) }, text) : text);
+        onclick: () => openTensor(this.store, text, this.event?.step ?? null) }, text) : text);
     const parts = [];
     const faults = tensorsAtFault(event);
     const number = event.data.nonfinite_tensors;

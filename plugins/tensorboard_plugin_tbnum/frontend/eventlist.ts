@@ -1,13 +1,16 @@
 /** The list of events beside the charts: those that the legend lets through, filtered by words. */
 
+import { select } from "./actions.ts";
 import { element } from "./elements.ts";
-import { eventTitle, scaleChange } from "./events.ts";
+import { eventTitle, listedEvents, scaleChange, withWords } from "./events.ts";
 import { formatCount, typeset, words } from "./format.ts";
 import { LANES, icon, laneOf } from "./marks.ts";
 import { RowList, searchField } from "./rowlist.ts";
+import { chosenEvent } from "./state.ts";
 
 import type { TbnumEvent } from "./answers.ts";
 import type { LaneKind } from "./marks.ts";
+import type { PanelStore } from "./state.ts";
 
 const NOTHING_SO_FAR = "No skip, no change of the scale, nothing to report so far.";
 const NOTHING_KNOWN =
@@ -21,18 +24,13 @@ export class EventList {
   nothing = element("p", "nothing");
   list: RowList;
   element: HTMLElement;
-  events: TbnumEvent[] = [];
   shown: TbnumEvent[] = [];
-  selected: TbnumEvent | null = null;
-  total: number | null = null;
 
-  constructor(choose: (event: TbnumEvent) => void, filtered: () => void) {
-    this.search = searchField("Filter events", () => {
-      this.#filter();
-      filtered();
-    });
+  constructor(readonly store: PanelStore) {
+    this.search = searchField("Filter events", () => store.set({ words: this.search.value }));
     this.list = new RowList({ label: "Events", rowHeight: 56, key: (index) => this.shown[index],
-      draw: (index, row) => drawEvent(this.shown[index], row), choose: (index) => choose(this.shown[index]) });
+      draw: (index, row) => drawEvent(this.shown[index], row),
+      choose: (index) => select(store, this.shown[index], true) });
     this.element = element(
       "section",
       { class: "events", "aria-label": "Events" },
@@ -42,36 +40,27 @@ export class EventList {
     );
   }
 
-  /** @param events those that the legend lets through, in order of step @param total null: not told yet */
-  show(events: TbnumEvent[], total: number | null, selected: TbnumEvent | null) {
-    if (events === this.events && total === this.total && selected === this.selected) return;
-    this.events = events;
-    this.total = total;
-    this.selected = selected;
-    this.#filter();
+  watch() {
+    this.store.watch(["loaded", "hidden", "event", "words"], () => this.#show());
   }
 
-  /** Whether the log can tell of skips: plain scalars may lack a loss scale. */
-  known = true;
-
-  #filter() {
-    const parts = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    this.shown = parts.length ? this.events.filter((event) => matches(event, parts)) : this.events;
-    const all = this.shown.length === this.total ? "" : ` of ${formatCount(this.total)}`;
-    this.title.textContent = this.total === null ? "Events" : `Events (${formatCount(this.shown.length)}${all})`;
+  #show() {
+    const { state } = this.store;
+    const { loaded, hidden } = state;
+    if (!loaded) return;
+    const { eventsAnswer, lanes, info } = loaded;
+    const total = eventsAnswer && lanes.reduce((sum, lane) => sum + lane.events.length, 0);
+    const selected = chosenEvent(state);
+    const known = info.columns.includes("skipped"); // plain scalars may lack a loss scale
+    this.shown = withWords(listedEvents(lanes, hidden), state.words);
+    const all = this.shown.length === total ? "" : ` of ${formatCount(total)}`;
+    this.title.textContent = total === null ? "Events" : `Events (${formatCount(this.shown.length)}${all})`;
     this.nothing.hidden = this.shown.length > 0;
-    this.nothing.textContent = this.total === null ? "Being worked out …"
-      : this.total ? "No event matches the filter." : this.known ? NOTHING_SO_FAR : NOTHING_KNOWN;
+    this.nothing.textContent = total === null ? "Being worked out …"
+      : total ? "No event matches the filter." : known ? NOTHING_SO_FAR : NOTHING_KNOWN;
     this.list.element.hidden = this.shown.length === 0;
-    this.list.show(this.shown.length, this.selected ? this.shown.indexOf(this.selected) : -1);
+    this.list.show(this.shown.length, selected ? this.shown.indexOf(selected) : -1);
   }
-}
-
-function matches(event: TbnumEvent, parts: string[]) {
-  const text = `${words(event.kind)} ${words(event.cause)} ${event.message} ${typeset(event.message)} ${event.step} ${
-    event.optimizer ?? ""
-  }`.toLowerCase();
-  return parts.every((part) => text.includes(part));
 }
 
 function drawEvent(event: TbnumEvent, row: HTMLElement) {

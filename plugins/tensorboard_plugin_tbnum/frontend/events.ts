@@ -4,7 +4,7 @@
  */
 
 import { revived } from "./api.ts";
-import { counted, formatCount, formatNumber, formatScale, formatShare, runTitle, words } from "./format.ts";
+import { counted, formatCount, formatNumber, formatScale, formatShare, runTitle, typeset, words } from "./format.ts";
 import { LANES, laneOf, shownLanes } from "./marks.ts";
 import { lowerBound } from "./sorted.ts";
 
@@ -17,12 +17,23 @@ export function eventAt(lane: Lane, index: number) {
 }
 
 /** The events that the legend lets through, in order of step. */
-export function listedEvents(lanes: Lane[], hidden: Set<string>) {
+export function listedEvents(lanes: Lane[], hidden: ReadonlySet<string>) {
   const order = new Map(LANES.map((lane, index) => [lane.id, index]));
   return shownLanes(lanes, hidden).flatMap((lane) => lane.events).sort((a, b) =>
     a.step - b.step
     || (order.get(laneOf(a.kind)) ?? 0) - (order.get(laneOf(b.kind)) ?? 0)
   );
+}
+
+/** Those that have every word. */
+export function withWords(events: TbnumEvent[], wanted: string) {
+  const parts = wanted.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!parts.length) return events;
+  return events.filter(({ kind, cause, message, step, optimizer }) => {
+    const text = `${words(kind)} ${words(cause)} ${message} ${typeset(message)} ${step} ${optimizer ?? ""}`
+      .toLowerCase();
+    return parts.every((part) => text.includes(part));
+  });
 }
 
 /** Events whose marks stand at a step. */

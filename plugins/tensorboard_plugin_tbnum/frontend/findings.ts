@@ -2,10 +2,12 @@
  * Findings and events in one table that folds, sorts and filters, and the files to take away. Loaded when it is opened.
  */
 
+import { goToStep, select } from "./actions.ts";
 import { button, dock, download, element, headRow, iconButton, scroller } from "./elements.ts";
 import { counted, formatCount, typeset, words } from "./format.ts";
 
 import type { Api } from "./api.ts";
+import type { PanelStore } from "./state.ts";
 import type { EventGroup, Finding, TbnumEvent } from "./answers.ts";
 
 export type FindingRow = {
@@ -112,8 +114,6 @@ function countsOf(rows: FindingRow[]) {
 }
 
 export class FindingsTable {
-  api: Api;
-  callbacks: { go: (step: number, event: TbnumEvent | null) => void; close: () => void; figure: () => Promise<Blob> };
   key = "";
   rows: FindingRow[] = [];
   groups: EventGroup[] = [];
@@ -139,21 +139,20 @@ export class FindingsTable {
   );
   element: HTMLElement;
 
-  constructor(api: Api,
-    callbacks: { go: (step: number, event: TbnumEvent | null) => void; close: () => void;
-      figure: () => Promise<Blob> }) {
-    this.api = api;
-    this.callbacks = callbacks;
+  constructor(readonly api: Api, readonly store: PanelStore, readonly figure: () => Promise<Blob>) {
     this.element = dock(
       "Findings and events",
       [element("h2", {}, "Findings and events"), this.search, this.count, this.links],
-      iconButton("✕", "Close the findings", callbacks.close),
+      iconButton("✕", "Close the findings", () => store.set({ dock: null })),
       scroller("Table of findings and events", element("table", "data-table", headRow(this.heads), this.body)),
     );
     this.element.classList.add("findings");
   }
 
-  async show(run: string, events: TbnumEvent[], version: string) {
+  async show() {
+    const { loaded } = this.store.state;
+    if (!loaded?.eventsAnswer) return;
+    const { run, eventsAnswer: { events, version } } = loaded;
     const key = `${run}\n${version}`;
     if (key === this.key) return;
     if (!this.key.startsWith(`${run}\n`)) {
@@ -165,7 +164,7 @@ export class FindingsTable {
       element("a", { class: "export", href: this.api.exportUrl(run, what, format), download: "" },
         `${what} ${format.toUpperCase()}`);
     const figure = button("Figure (PNG)", "The charts as they are now",
-      async () => download(await this.callbacks.figure(), `${run.replaceAll(/[^\w.-]+/g, "-")}.png`));
+      async () => download(await this.figure(), `${run.replaceAll(/[^\w.-]+/g, "-")}.png`));
     this.links.replaceChildren("Save", link("events", "csv"), link("events", "json"), link("steps", "csv"),
       link("steps", "json"), figure);
     const { findings, groups } = await this.api.findings(run).catch(() => ({ findings: [], groups: [] }));
@@ -173,6 +172,11 @@ export class FindingsTable {
     this.rows = findingRows(findings, events);
     this.groups = groups;
     this.#draw();
+  }
+
+  #go(step: number, event: TbnumEvent | null) {
+    if (event) select(this.store, event, true);
+    else goToStep(this.store, step);
   }
 
   /** A click sorts, the next one the other way, and a third one leaves them as they were. */
@@ -235,7 +239,7 @@ export class FindingsTable {
   #drawRow(row: FindingRow, ...opener: HTMLElement[]) {
     const go = (step: number) =>
       element("button", { class: "link", type: "button", "data-key": `${row.what} ${step}`, onclick: () =>
-        this.callbacks.go(step, row.event) }, formatCount(step));
+        this.#go(step, row.event) }, formatCount(step));
     return element(
       "tr",
       `severity-${row.severity}`,

@@ -3,16 +3,19 @@
  * finite is hatched, so that it is told without colours.
  */
 
+import { hover, openTensor } from "./actions.ts";
 import { FONT, button, element, factTable, placeBeside, sized, styled, table } from "./elements.ts";
 import { counted, formatCount, formatNumber, linearTicks, stepLabels, timeLabels, timeTicks } from "./format.ts";
 import { wheelZoom } from "./gestures.ts";
 import { badnessOf, brokenRows, colourMap, deepest, depthAtFirst, heatRows, packed, rowPixels,
   spans } from "./heatcells.ts";
 import { lowerBound } from "./sorted.ts";
+import { zoomTo } from "./zoom.ts";
 
 import type { Cells } from "./answers.ts";
 import type { Geometry } from "./charts.ts";
 import type { HeatMode, HeatRow } from "./heatcells.ts";
+import type { PanelStore } from "./state.ts";
 
 export type HeatState = {
   names: string[];
@@ -27,18 +30,10 @@ export type HeatState = {
   pinned: number | null;
 };
 
-export type HeatMapCallbacks = {
-  hover: (step: number | null) => void;
-  zoom: (from: number, to: number) => void;
-  mode: (id: string) => void;
-  open: (name: string, step: number | null) => void;
-};
-
 const ROW_HEIGHTS = { least: 3, most: 26, label: 11 };
 const LABELLED_ROWS = 60; // so many scroll rather than lose their names
 
 export class HeatMap {
-  callbacks: HeatMapCallbacks;
   state: HeatState | null = null;
   rows: HeatRow[] = [];
   /** modules that are opened */
@@ -85,10 +80,9 @@ export class HeatMap {
     "aria-label": "Values of the heat map" });
   element: HTMLElement;
 
-  constructor(callbacks: HeatMapCallbacks) {
-    this.callbacks = callbacks;
+  constructor(readonly store: PanelStore) {
     this.modeSelect = element("select", { class: "small", "aria-label": "What the colours show",
-      onchange: () => callbacks.mode(this.modeSelect.value) });
+      onchange: () => store.set({ column: this.modeSelect.value === "grad_norm" ? null : this.modeSelect.value }) });
     this.scroller.addEventListener("scroll", () => this.#schedule(), { passive: true });
     this.scroller.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     this.scroller.addEventListener("blur", () => {
@@ -285,13 +279,13 @@ export class HeatMap {
     const { row, step, inside } = this.#at(event);
     this.scroller.style.cursor = row < 0 ? "default" : inside ? "crosshair" : "pointer";
     if (row < 0) return this.#leave();
-    if (inside) this.callbacks.hover(step);
+    if (inside) hover(this.store, step, { inCharts: false });
     this.#showTip(this.rows[row], inside ? this.#bucket(step) : -1, event.clientX, event.clientY);
   }
 
   #leave() {
     this.tip.hidden = true;
-    this.callbacks.hover(null);
+    hover(this.store, null);
   }
 
   /** The bucket whose sample stands for a step. */
@@ -358,7 +352,7 @@ export class HeatMap {
       this.selection.hidden = true;
       if (up.type !== "pointerup") return;
       const now = this.#at(up);
-      if (far) this.callbacks.zoom(Math.min(start.step, now.step), Math.max(start.step, now.step));
+      if (far) zoomTo(this.store, Math.min(start.step, now.step), Math.max(start.step, now.step));
       else if (start.row >= 0) this.#enter(start.row, start.inside ? start.step : null);
     };
     this.scroller.addEventListener("pointermove", move);
@@ -370,14 +364,15 @@ export class HeatMap {
   #enter(index: number, step: number | null) {
     const row = this.rows[index];
     this.active.row = index;
-    if (!row.group) return this.callbacks.open(row.name, step);
+    if (!row.group) return openTensor(this.store, row.name, step);
     if (!this.open.delete(row.name)) this.open.add(row.name);
     this.#rebuild();
   }
 
   #wheel(event: WheelEvent) {
     if (this.state)
-      wheelZoom(event, this.state.view, this.state.geometry.width, () => this.#at(event).step, this.callbacks.zoom);
+      wheelZoom(event, this.state.view, this.state.geometry.width, () => this.#at(event).step,
+        (from, to) => zoomTo(this.store, from, to));
   }
 
   // ---- Keys
@@ -399,7 +394,7 @@ export class HeatMap {
         bucket: Math.max(first, Math.min(last, at)) };
       this.#reveal();
       const step = cells.step[this.active.bucket];
-      this.callbacks.hover(step);
+      hover(this.store, step, { inCharts: false });
       const facts = this.#facts(this.rows[this.active.row], this.active.bucket);
       this.live.textContent = `${this.rows[this.active.row].label}: ${
         facts.map(([name, value]) => `${name} ${value}`).join(", ")

@@ -5,10 +5,12 @@
  * Gradients are counted unscaled, so a format's range stands at its limits divided by the scale.
  */
 
+import { pin } from "./actions.ts";
 import { FONT, element, sized, styled, svg } from "./elements.ts";
 import { formatCount, formatNumber, formatPower, formatScale } from "./format.ts";
 
 import type { FormatLimits, HistogramAnswer, RidgeAnswer } from "./answers.ts";
+import type { PanelStore } from "./state.ts";
 
 export type HistogramState = {
   names: string[];
@@ -19,8 +21,6 @@ export type HistogramState = {
   ridge: RidgeAnswer | null;
   waiting: boolean;
 };
-
-export type HistogramCallbacks = { choose: (name: string, source: string) => void; step: (step: number) => void };
 
 const LABELS = { float16: "float16", bfloat16: "bfloat16", float8_e4m3fn: "float8 e4m3", float8_e5m2: "float8 e5m2" };
 const SLIDER = { least: -20, most: 40 };
@@ -76,7 +76,6 @@ export function nothingFinite({ inf, nan }: HistogramAnswer) {
 }
 
 export class HistogramView {
-  callbacks: HistogramCallbacks;
   state: HistogramState | null = null;
   /** log2 of the other scale; null: as the step's */
   exponent = (null as number | null);
@@ -99,12 +98,12 @@ export class HistogramView {
   ridgeBox = element("div", "ridge-box", this.ridge);
   element: HTMLElement;
 
-  constructor(callbacks: HistogramCallbacks) {
-    this.callbacks = callbacks;
+  /** @param choose another tensor, or what of it */
+  constructor(readonly store: PanelStore, choose: (name: string, source: string) => void) {
     this.nameSelect = element("select", { class: "small", "aria-label": "Tensor",
-      onchange: () => callbacks.choose(this.nameSelect.value, this.sourceSelect.value) });
+      onchange: () => choose(this.nameSelect.value, this.sourceSelect.value) });
     this.sourceSelect = element("select", { class: "small", "aria-label": "Histogram of",
-      onchange: () => callbacks.choose(this.nameSelect.value, this.sourceSelect.value) });
+      onchange: () => choose(this.nameSelect.value, this.sourceSelect.value) });
     this.ridge.addEventListener("click", (event) => this.#pick(event.offsetY));
     this.ridge.addEventListener("keydown", (event) => this.#key(event));
     this.element = element(
@@ -360,11 +359,15 @@ export class HistogramView {
     return ridge.step.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best), ridge.step[0]);
   }
 
+  #hold(step: number) {
+    if (step !== this.store.state.pin) pin(this.store, step);
+  }
+
   #pick(y: number) {
     const ridge = this.state?.ridge;
     if (!ridge?.step.length) return;
     const gap = (this.ridgeBox.clientHeight - RIDGE_HEAD - RIDGE_FOOT) / Math.max(1, ridge.step.length - 1);
-    this.callbacks.step(
+    this.#hold(
       ridge.step[Math.max(0, Math.min(ridge.step.length - 1, Math.round((y - RIDGE_HEAD + gap / 2) / gap)))],
     );
   }
@@ -375,7 +378,7 @@ export class HistogramView {
     if (!ridge?.step.length || !histogram || by === undefined) return;
     event.preventDefault();
     const at = ridge.step.indexOf(this.#ridgeStep(ridge, histogram.step));
-    this.callbacks.step(ridge.step[Math.max(0, Math.min(ridge.step.length - 1, at + by))]);
+    this.#hold(ridge.step[Math.max(0, Math.min(ridge.step.length - 1, at + by))]);
   }
 
   resize() {

@@ -1,14 +1,14 @@
 /** The Numerics tab. TensorBoard imports this module in a frame and calls `render()`. */
 
 import { element } from "./elements.ts";
-import { Panel } from "./panel.ts";
+import { startPanel } from "./panel.ts";
 
 export async function render() {
   document.documentElement.lang = "en";
   document.title = "Numerics";
   await stylesheet();
   document.body.replaceChildren();
-  new Panel(document.body).start();
+  startPanel(document.body);
 }
 
 /** @returns resolved when it applies, or cannot be had */

@@ -4,6 +4,7 @@
  * What kinds there are, and how marks cluster, is in `marks.ts`.
  */
 
+import { hover, select } from "./actions.ts";
 import { areaOf } from "./canvas.ts";
 import { svg } from "./elements.ts";
 import { eventAt } from "./events.ts";
@@ -11,33 +12,26 @@ import { counted, formatCount } from "./format.ts";
 import { cluster, glyph, onCurve, pillWidth, shownLanes } from "./marks.ts";
 import { ONTO_AXIS } from "./plotdata.ts";
 import { indexOfStep } from "./sorted.ts";
+import { zoomTo } from "./zoom.ts";
 
 import type { Series } from "./api.ts";
 import type { TbnumEvent } from "./answers.ts";
 import type { Drawing, Model } from "./charts.ts";
 import type { Cluster, Lane } from "./marks.ts";
 import type { Plot } from "./plot.ts";
+import type { PanelStore } from "./state.ts";
 import type { Scale } from "./views.ts";
-
-/** What the marks tell of what a person does. */
-export type LaneCallbacks = {
-  select: (event: TbnumEvent) => void;
-  zoom: (from: number, to: number) => void;
-  look: (step: number | null) => void;
-};
 
 const LANE_HEIGHT = 20;
 
 export class MarkLanes {
-  callbacks: LaneCallbacks;
   element = svg("svg", { class: "lanes", role: "group", "aria-label": "Marks by kind" });
   /** Those that are drawn. */
   clusters: { lane: Lane; clusters: Cluster[] }[] = [];
   drawn = "";
   height = 0;
 
-  constructor(callbacks: LaneCallbacks) {
-    this.callbacks = callbacks;
+  constructor(readonly store: PanelStore) {
     this.element.addEventListener("keydown", (event) => this.#moveFocus(event));
   }
 
@@ -78,7 +72,7 @@ export class MarkLanes {
       this.#laneRow(lane, clusters, row, left, width, model.selected)
     );
     this.element.replaceChildren(...rows);
-    const marks = this.element.querySelectorAll(".mark") as NodeListOf<SVGElement>;
+    const marks = this.element.querySelectorAll<SVGElement>(".mark");
     let target = marks[0];
     for (const mark of marks) if (mark.dataset.key === focusKey) target = mark;
     target?.setAttribute("tabindex", "0");
@@ -154,10 +148,10 @@ export class MarkLanes {
     const event = eventAt(lane, one.first);
     const step = lane.steps[one.first]; // within the event's stretch, for a non-finite loss
     const activate = () => {
-      if (one.single) return this.callbacks.select(event);
+      if (one.single) return select(this.store, event);
       const [first, last] = [lane.steps[one.first], lane.steps[one.first + one.count - 1]];
       const around = Math.max(2, (last - first) * 0.15);
-      this.callbacks.zoom(first - around, last + around);
+      zoomTo(this.store, first - around, last + around);
     };
     mark.addEventListener("mousedown", (press) => press.stopPropagation());
     mark.addEventListener("click", (press) => {
@@ -169,15 +163,13 @@ export class MarkLanes {
       press.preventDefault();
       activate();
     });
-    const look = () => {
-      this.callbacks.look(step);
-    };
+    const look = () => hover(this.store, step);
     mark.addEventListener("mouseenter", look);
     mark.addEventListener("focus", () => {
       if (mark.matches(":focus-visible")) look();
     });
-    mark.addEventListener("mouseleave", () => this.callbacks.look(null));
-    mark.addEventListener("blur", () => this.callbacks.look(null));
+    mark.addEventListener("mouseleave", () => hover(this.store, null));
+    mark.addEventListener("blur", () => hover(this.store, null));
   }
 
   /** Arrows move between marks: left and right in a lane, up and down between lanes. */

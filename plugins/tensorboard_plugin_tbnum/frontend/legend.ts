@@ -1,24 +1,28 @@
 /** The legend of marks: a chip for each kind and cause, which turns its marks on and off. */
 
+import { toggleMarks } from "./actions.ts";
 import { element } from "./elements.ts";
 import { formatCount, words } from "./format.ts";
 import { causeId, causesOf, icon } from "./marks.ts";
 
 import type { Lane } from "./marks.ts";
+import type { PanelStore } from "./state.ts";
 
 /** Chips that turn marks on and off, by kind and by cause. */
 export class Legend {
   element = element("div", { class: "legend", role: "group", "aria-label": "Kinds of marks" });
-  toggle: (id: string) => void;
   drawn = "";
   /** What there is, counted once: drawings ask again and again. */
   counted: { lanes: Lane[] | null; text: string } = { lanes: null, text: "" };
 
-  constructor(toggle: (id: string) => void) {
-    this.toggle = toggle;
+  constructor(readonly store: PanelStore) {
+    store.watch(["loaded", "hidden"], () => this.#show());
   }
 
-  show(lanes: Lane[], hidden: Set<string>) {
+  #show() {
+    const { loaded, hidden } = this.store.state;
+    if (!loaded) return;
+    const { lanes } = loaded;
     if (lanes !== this.counted.lanes)
       this.counted = { lanes,
         text: JSON.stringify(lanes.map((lane) => [lane.kind.id, lane.steps.length, causesOf(lane)])) };
@@ -32,7 +36,7 @@ export class Legend {
       element(
         "button",
         { class: "chip", type: "button", "data-lane": id, "aria-pressed": String(!hidden.has(id)), disabled: off,
-          title: `${hidden.has(id) ? "Show" : "Hide"} ${what}`, onclick: () => this.toggle(id) },
+          title: `${hidden.has(id) ? "Show" : "Hide"} ${what}`, onclick: () => toggleMarks(this.store, id) },
         ...name,
         element("span", "chip-count", formatCount(count)),
       );
@@ -46,6 +50,6 @@ export class Legend {
         ),
       ];
     }));
-    if (focused) (this.element.querySelector(`[data-lane="${focused}"]`) as HTMLElement | null)?.focus();
+    if (focused) this.element.querySelector<HTMLElement>(`[data-lane="${focused}"]`)?.focus();
   }
 }

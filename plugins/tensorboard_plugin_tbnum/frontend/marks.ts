@@ -103,7 +103,7 @@ export function causesOf({ events, owner }: Lane): [string, number][] {
 }
 
 /** The lanes, and of them the events, that the legend lets through. @param hidden ids of kinds and of causes */
-export function shownLanes(lanes: Lane[], hidden: Set<string>) {
+export function shownLanes(lanes: Lane[], hidden: ReadonlySet<string>) {
   return lanes.filter((lane) => !hidden.has(lane.kind.id)).map((lane) => {
     const events = hidden.size && !lane.owner ? lane.events.filter(({ cause }) => !hidden.has(causeId(lane, cause)))
       : lane.events;

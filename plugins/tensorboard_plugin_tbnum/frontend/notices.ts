@@ -2,7 +2,7 @@
 
 import { copyButton, element } from "./elements.ts";
 
-import type { TensorData } from "./tensordata.ts";
+import type { TensorsShown } from "./state.ts";
 import type { SeriesLike } from "./answers.ts";
 import type { Loaded } from "./rundata.ts";
 import type { ChartSpec } from "./views.ts";
@@ -53,11 +53,11 @@ function codeLine(code: string) {
  * @param known `plain`: whether the run never used tbnum
  */
 export function whyEmpty(spec: ChartSpec, { info, nonfiniteAnswer }: Loaded,
-  { series, prefix, tensors: { answer, shown }, plain }: { series: SeriesLike; prefix: string; tensors: TensorData;
+  { series, prefix, tensors, plain }: { series: SeriesLike; prefix: string; tensors: TensorsShown;
     plain: boolean }): string {
   const own = spec.ofOptimizer ? prefix : "";
   const has = (columns: string[]) => spec.lines.some(({ column }) => columns.includes(own + column));
-  const coming = spec.ofTensors ? !answer || (has(answer.columns) && !shown[spec.ofTensors])
+  const coming = spec.ofTensors ? !tensors.answer || (has(tensors.answer.columns) && !tensors[spec.ofTensors])
     : has([...info.columns, ...info.derived].filter((column) => !series.line(column)));
   if (coming) return "loading …";
   if (spec.id === "loss" && nonfiniteAnswer?.step.length) return "no finite loss";

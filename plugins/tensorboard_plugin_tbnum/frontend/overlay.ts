@@ -5,6 +5,7 @@
  * The current run is drawn by `charts.ts`, and its steps are the x axis; the server reduces the others by the same x.
  */
 
+import { chooseRun, say } from "./actions.ts";
 import { element, iconButton } from "./elements.ts";
 import { counted, formatAligned, formatCount, formatScale } from "./format.ts";
 import { drawEndNumbers, drawRuns, drawSkips, skipsOf } from "./overlaycanvas.ts";
@@ -12,9 +13,12 @@ import { PADDING_RIGHT } from "./plot.ts";
 import { ONTO_AXIS, missingAfter, smoothed } from "./plotdata.ts";
 import { DASHES, RunColors, groupName, linesOf, shortNames, swatch } from "./runlines.ts";
 import { bucketAt, lowerBound } from "./sorted.ts";
+import { bucketsOf, letsThrough, prefixOf } from "./state.ts";
 import { placesOf } from "./xaxis.ts";
 
 import type { Api } from "./api.ts";
+import type { Charts } from "./charts.ts";
+import type { PanelStore } from "./state.ts";
 import type { RunRow, Values } from "./answers.ts";
 import type { LineEnd, OverlayLine } from "./overlaycanvas.ts";
 import type { Plot } from "./plot.ts";
@@ -40,18 +44,7 @@ export type OverlayScene = {
   range: () => [number, number];
 };
 
-export type OverlayCallbacks = {
-  draw: () => void;
-  redraw: () => void;
-  choose: (run: string) => void;
-  remove: (runs: string[]) => void;
-  group: (grouped: boolean) => void;
-  failed: (error: unknown) => void;
-};
-
 export class Overlay {
-  api: Api;
-  callbacks: OverlayCallbacks;
   colors = new RunColors();
   scene: OverlayScene | null = null;
   /** those whose data is there */
@@ -78,14 +71,29 @@ export class Overlay {
   bar: HTMLElement;
   strip = element("canvas", { class: "overlay-skips", role: "img", height: 0 });
 
-  constructor(api: Api, callbacks: OverlayCallbacks) {
-    this.api = api;
-    this.callbacks = callbacks;
+  constructor(readonly api: Api, readonly store: PanelStore, readonly charts: Charts) {
     this.group = element("button", { class: "small", type: "button",
-      title: "Runs that differ in the seed alone become their mean and its range",
-      onclick: () => callbacks.group(!this.scene?.grouped) }, "Group seeds");
+      title: "Runs that differ in the seed alone become their mean and its range", onclick: () => this.#regroup() },
+      "Group seeds");
     this.bar = element("section", { class: "overlay-bar", "aria-label": "Runs beside each other" }, this.list,
       this.group);
+    store.watch(["table"], () => {
+      this.prepare();
+      this.ask(true);
+    });
+    store.watch(["now"], () => {
+      if (this.#isStale) this.ask(true);
+    });
+  }
+
+  #regroup() {
+    this.store.set({ grouped: !this.store.state.grouped });
+    say(this.store, this.charts.summaries[0] ?? "");
+  }
+
+  /** What is there has changed: the charts are drawn with it. */
+  redraw() {
+    this.store.set({ beside: { extent: this.#extent } });
   }
 
   /** Whether other runs are in the charts. */
@@ -105,18 +113,32 @@ export class Overlay {
     return this.colorOf(this.scene?.current ?? "");
   }
 
+  #remove(runs: string[]) {
+    this.store.set({ over: this.store.state.over.filter((run) => !runs.includes(run)) });
+  }
+
   /** @param runs all that TensorBoard knows, in its order */
   know(runs: string[]) {
     this.colors.know(runs);
     if (this.answer) this.whole = this.#decoded(this.answer);
     this.near = [];
     this.askedNear = this.drawn = "";
-    this.callbacks.draw();
+    this.redraw();
   }
 
   /** What is to be in the charts, before they are drawn. */
-  show(scene: OverlayScene) {
-    this.scene = scene;
+  prepare() {
+    const { state } = this.store;
+    const prefix = prefixOf(state);
+    const current = state.loaded?.run ?? "";
+    const columns = this.charts.panes.filter(({ spec }) => spec.id !== "tensor").map(({ spec }) =>
+      (spec.ofOptimizer ? prefix : "") + spec.lines[0].column
+    );
+    const scene: OverlayScene = this.scene = { current, prefix, rows: state.table?.runs ?? [],
+      others: state.over.filter((run) => run !== current), grouped: state.grouped, axis: state.axis,
+      smoothing: state.smoothing, buckets: bucketsOf(state), zoomed: state.zoom !== null,
+      columns: [...columns, "skipped", "step"], lets: (run) => letsThrough(state, run),
+      range: () => [this.charts.geometry.min, this.charts.geometry.max] };
     this.bar.hidden = this.strip.hidden = !this.active;
     const settings = new Map(scene.rows.map((row) => [row.run, row.setting]));
     const known = new Set(settings.keys());
@@ -143,7 +165,7 @@ export class Overlay {
     } catch (error) {
       if (error instanceof Error && error.name === "AbortError") return;
       this.asked = this.askedNear = "";
-      this.callbacks.failed(error);
+      this.store.set({ error });
     }
   }
 
@@ -170,7 +192,7 @@ export class Overlay {
     this.whole = this.#decoded(answer);
     this.askedNear = "";
     this.nearSpan = Infinity; // what is near may have gone on too
-    this.callbacks.draw();
+    this.redraw();
   }
 
   /** The view with half of it on either side, where the whole is too coarse for it. */
@@ -194,7 +216,7 @@ export class Overlay {
     this.near = this.#decoded(answer);
     this.nearSpan = (near[1] - near[0]) / unit;
     this.nearRange = [near[0] === 0 ? -Infinity : near[0] / unit, near[1] / unit]; // there is nothing before 0
-    this.callbacks.draw();
+    this.redraw();
   }
 
   #decoded({ header, arrays }: { header: any; arrays: Map<string, Values> }): OverlayLine[] {
@@ -217,14 +239,14 @@ export class Overlay {
   }
 
   /** The x between which there are steps, of all lines; null while that is not known. */
-  get extent(): [number, number] | null {
+  get #extent(): [number, number] | null {
     if (this.asked !== this.#question) return null;
     const ends = this.whole.flatMap(({ first, last }) => (first === null || last === null ? [] : [first, last]));
     return ends.length ? [Math.min(...ends), Math.max(...ends)] : null;
   }
 
   /** Whether what was asked for did not come. */
-  get stale() {
+  get #isStale() {
     return this.active && this.asked === "" && this.lines.length > 0;
   }
 
@@ -450,7 +472,7 @@ export class Overlay {
       const open = runs.length > 1 || at === 0
         ? element("span", { class: "overlay-name", title: at === 0 ? `${title} (current)` : title }, names[at])
         : element("button", { class: "overlay-name", type: "button", title: `${title}: make it the current run`,
-          "data-run": runs[0], onclick: () => this.callbacks.choose(runs[0]) }, names[at]);
+          "data-run": runs[0], onclick: () => chooseRun(this.store, runs[0]) }, names[at]);
       return element(
         "li",
         { class: at === 0 ? "overlay-run current" : "overlay-run", onmouseenter: () => look(true),
@@ -459,7 +481,7 @@ export class Overlay {
         swatch(color, dash),
         open,
         ...(at > 0
-          ? [iconButton("✕", `Take ${this.#nameOf(runs)} out of the charts`, () => this.callbacks.remove(runs))] : []),
+          ? [iconButton("✕", `Take ${this.#nameOf(runs)} out of the charts`, () => this.#remove(runs))] : []),
       );
     }));
     const left = scene.others.length - this.others.length;
@@ -467,14 +489,14 @@ export class Overlay {
       this.list.append(
         element("li", "overlay-more", `${counted(left, "run")} not shown: gone, or left out by TensorBoard's filter`),
       );
-    if (focused) (this.list.querySelector(`[data-run="${CSS.escape(focused)}"]`) as HTMLElement | null)?.focus();
+    if (focused) this.list.querySelector<HTMLElement>(`[data-run="${CSS.escape(focused)}"]`)?.focus();
   }
 
   /** Brings a line out among the others. */
   look(at: number | null) {
     if (at === this.looked) return;
     this.looked = at;
-    this.callbacks.redraw();
+    this.charts.recolor();
   }
 }
 

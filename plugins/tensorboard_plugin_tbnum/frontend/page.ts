@@ -2,34 +2,20 @@
  * The page of the panel: its bar of tools and menus around the charts, what it says, and what it says in their place.
  */
 
+import { changeViews, goToStep, isOfTensors, reload, setViews, smooth, textOfStep, toggleDock } from "./actions.ts";
 import { button, copyButton, element } from "./elements.ts";
 import { skipSummary } from "./events.ts";
 import { counted, formatCount, formatElapsed, formatScaleShort, isPlain, runTitle, statusOf } from "./format.ts";
+import { rowOf, seriesOf } from "./state.ts";
 import { CHARTS, firstViews } from "./views.ts";
+import { resetZoom, toggleFollowing } from "./zoom.ts";
 
-import type { Series } from "./api.ts";
 import type { RunRow } from "./answers.ts";
-import type { Place } from "./place.ts";
+import type { Api } from "./api.ts";
 import type { Loaded } from "./rundata.ts";
-import type { Views } from "./views.ts";
-import type { Alignment } from "./xaxis.ts";
-
-/** What the page's tools do. */
-export type PageCallbacks = {
-  smooth: (weight: number) => void;
-  align: (axis: Alignment) => void;
-  goToStep: (step: number) => void;
-  /** the values of the held step */
-  stepText: () => Promise<string>;
-  openDock: (tab: NonNullable<Place["dock"]>) => void;
-  toggleDock: (tab: NonNullable<Place["dock"]>) => void;
-  setViews: (views: Views) => void;
-  follow: () => void;
-  resetZoom: () => void;
-};
+import type { PanelStore } from "./state.ts";
 
 export class Page {
-  callbacks: PageCallbacks;
   alert = element("div", { class: "alert", role: "alert", hidden: true });
   name = element("h1", {}, "Numerics");
   status = element("span", "status");
@@ -38,7 +24,7 @@ export class Page {
   message = element("div", "message");
   live = element("p", { class: "visually-hidden", role: "status" });
   content: HTMLDivElement;
-  runsButton = button("Runs", "", () => this.openRuns(!this.runsAreOpen));
+  runsButton = button("Runs", "", () => this.store.set({ runsOpen: !this.store.state.runsOpen }));
   smoothing: { slider: HTMLInputElement; value: HTMLOutputElement; label: HTMLLabelElement };
   axisButtons: HTMLButtonElement[];
   stepField: HTMLInputElement;
@@ -52,10 +38,9 @@ export class Page {
   resetButton: HTMLButtonElement;
   app: HTMLDivElement;
 
-  constructor(body: HTMLElement,
+  constructor(readonly store: PanelStore, api: Api, body: HTMLElement,
     parts: { charts: HTMLElement; dock: HTMLElement; runs: HTMLElement; legend: HTMLElement; card: HTMLElement;
-      events: HTMLElement; cursor: HTMLElement }, callbacks: PageCallbacks) {
-    this.callbacks = callbacks;
+      events: HTMLElement; cursor: HTMLElement }) {
     this.content = element(
       "div",
       "content",
@@ -65,31 +50,31 @@ export class Page {
     this.runsButton.classList.add("runs-button");
     this.runsButton.setAttribute("aria-expanded", "false");
     const slider = element("input", { type: "range", min: 0, max: 0.99, step: 0.01,
-      oninput: () => callbacks.smooth(Number(slider.value)) });
+      oninput: () => smooth(store, Number(slider.value)) });
     const value = element("output");
     this.smoothing = { slider, value, label: element("label", "smoothing", "Smoothing", slider, value) };
     this.axisButtons =
       ([["step", "Step", "By step"], ["time", "Time", "By time since the first step"], ["updates", "Updates",
         "By updates done: skipped steps are left out"]] as const)
         .map(([axis, label, title]) => {
-          const made = button(label, title, () => callbacks.align(axis));
+          const made = button(label, title, () => store.set({ axis }));
           made.dataset.axis = axis;
           return made;
         });
     this.stepField = element("input", { class: "search step-field", type: "text", inputmode: "numeric",
       placeholder: "Go to step", "aria-label": "Go to step (G)", onkeydown: (event) => {
         const wanted = this.stepField.value.replaceAll(/[,_\s]/g, "");
-        if (event.key === "Enter" && /^\d+$/.test(wanted)) callbacks.goToStep(Number(wanted));
+        if (event.key === "Enter" && /^\d+$/.test(wanted)) goToStep(store, Number(wanted));
       } });
     this.copyStep = copyButton("Copy step", "Every value of the held step as text, for a bug report",
-      callbacks.stepText);
+      () => textOfStep(store, api));
     this.findingsButton = button("Findings", "Findings and events as a table; files to save",
-      () => callbacks.toggleDock("findings"));
+      () => toggleDock(store, "findings"));
     this.tensorsButton = button("Tensors", "Heat map and histograms of the tensors",
-      () => callbacks.toggleDock("heatmap"));
+      () => toggleDock(store, "heatmap"));
     this.tensorsButton.hidden = this.copyStep.hidden = true;
-    this.followButton = button("Follow", "Keep the newest step in view (F)", callbacks.follow);
-    this.resetButton = button("Reset zoom", "Show all steps (double click, or 0)", callbacks.resetZoom);
+    this.followButton = button("Follow", "Keep the newest step in view (F)", () => toggleFollowing(store));
+    this.resetButton = button("Reset zoom", "Show all steps (double click, or 0)", () => resetZoom(store));
     const bar = element(
       "header",
       "bar",
@@ -116,6 +101,25 @@ export class Page {
     document.addEventListener("pointerdown", (event) => {
       if (event.target instanceof Node && !this.viewMenu.contains(event.target)) this.viewMenu.open = false;
     });
+    this.#watch();
+  }
+
+  #watch() {
+    const { store, store: { state } } = this;
+    store.watch(["runsOpen"], () => this.#showRuns());
+    store.watch(["smoothing"], () => this.#showSmoothing());
+    store.watch(["views"], () => this.#showViews());
+    store.watch(["dock", "tensors"], () => this.#showDock());
+    store.watch(["pin", "zoom", "axis", "following", "loaded"], () => this.#showTools());
+    store.watch(["run", "table", "loaded", "connected", "now"], () => this.showStatus());
+    store.watch(["loaded"], () => this.#showProblems(state.loaded?.info.problems ?? []));
+    store.watch(["warning"], () => this.#warn(state.warning));
+    store.watch(["message", "table"], () => this.#say(state.message));
+    store.watch(["said"], () => {
+      this.live.textContent = state.said;
+    });
+    this.#showSmoothing();
+    this.#showViews();
   }
 
   /** The menu opens to the left of its button's right edge, and further right where that would leave the window. */
@@ -126,14 +130,11 @@ export class Page {
 
   // ---- Menus
 
-  get runsAreOpen() {
-    return this.app.classList.contains("runs-open");
-  }
-
   /** On narrow windows the runs open over the charts. */
-  openRuns(open: boolean) {
-    this.app.classList.toggle("runs-open", open);
-    this.runsButton.setAttribute("aria-expanded", String(open));
+  #showRuns() {
+    const { runsOpen } = this.store.state;
+    this.app.classList.toggle("runs-open", runsOpen);
+    this.runsButton.setAttribute("aria-expanded", String(runsOpen));
   }
 
   /** Closes what is open over the charts. @returns whether anything was */
@@ -143,20 +144,20 @@ export class Page {
       this.viewMenu.querySelector("summary")?.focus();
       return true;
     }
-    const open = this.runsAreOpen;
-    this.openRuns(false);
-    return open;
+    const { runsOpen } = this.store.state;
+    this.store.set({ runsOpen: false });
+    return runsOpen;
   }
 
   /** The menu of views. */
-  showViews(views: Views) {
-    const { callbacks } = this;
+  #showViews() {
+    const { store, store: { state: { views } } } = this;
     const choices = CHARTS.map(({ id, title }) => {
       const box = element("input", { type: "checkbox", "data-view": id, onchange: () => {
-        const hidden = new Set(views.hidden);
-        if (!hidden.delete(id) && views.order.length - hidden.size > 1) hidden.add(id);
-        callbacks.setViews({ ...views, hidden });
-        (this.viewList.querySelector(`[data-view=${id}]`) as HTMLElement | null)?.focus();
+        changeViews(store, ({ order, hidden }) => {
+          if (!hidden.delete(id) && order.length - hidden.size > 1) hidden.add(id);
+        });
+        this.viewList.querySelector<HTMLElement>(`[data-view=${id}]`)?.focus();
       } });
       box.checked = !views.hidden.has(id);
       return element("label", "view-choice", box, title);
@@ -164,31 +165,36 @@ export class Page {
     const opens = (label: string, title: string, tab: "runs" | "values") =>
       button(label, title, () => {
         this.viewMenu.open = false;
-        callbacks.openDock(tab);
+        store.set({ dock: tab });
       });
     this.viewList.replaceChildren(
       ...choices,
       opens("Runs as a table", "Runs beside each other, and how their settings differ", "runs"),
       opens("Values as a table", "What the charts show, in numbers", "values"),
-      button("As at first", "Order, heights and axes as they were", () => callbacks.setViews(firstViews())),
+      button("As at first", "Order, heights and axes as they were", () => setViews(store, firstViews())),
     );
   }
 
   // ---- What the tools show
 
-  showSmoothing(weight: number) {
+  #showSmoothing() {
+    const { smoothing: weight } = this.store.state;
     this.smoothing.slider.value = String(weight);
     this.smoothing.value.textContent = weight.toFixed(2);
   }
 
-  /** @param tab what is open below the charts */
-  showDock(tab: Place["dock"]) {
-    this.tensorsButton.setAttribute("aria-pressed", String(tab === "heatmap" || tab === "histogram"));
-    this.findingsButton.setAttribute("aria-pressed", String(tab === "findings"));
+  #showDock() {
+    const { dock, tensors: { answer } } = this.store.state;
+    this.tensorsButton.hidden = !answer?.names.length;
+    this.tensorsButton.setAttribute("aria-pressed", String(isOfTensors(dock)));
+    this.findingsButton.setAttribute("aria-pressed", String(dock === "findings"));
   }
 
-  /** @param series that is drawn */
-  showTools({ zoom, axis, pin }: Place, series: Series, following: boolean) {
+  #showTools() {
+    const { state } = this.store;
+    if (!state.loaded) return;
+    const { zoom, axis, pin, following } = state;
+    const series = seriesOf(state);
     this.copyStep.hidden = pin === null;
     this.resetButton.disabled = !zoom;
     this.followButton.setAttribute("aria-pressed", String(!zoom || following));
@@ -203,7 +209,10 @@ export class Page {
   // ---- What it says
 
   /** Which run, and how it does. */
-  showStatus(run: string | null, row: RunRow | undefined, loaded: Loaded | null, connected: boolean) {
+  showStatus() {
+    const { state } = this.store;
+    const { run, loaded, connected } = state;
+    const row = rowOf(state);
     this.name.textContent = run === null ? "Numerics" : runTitle(run);
     if (!row) {
       this.status.className = this.status.textContent = "";
@@ -211,9 +220,9 @@ export class Page {
       return;
     }
     const told = statusOf(row, Date.now() / 1000);
-    const { state, text } = connected ? told : { state: "unknown", text: "not connected" };
+    const { state: how, text } = connected ? told : { state: "unknown", text: "not connected" };
     this.name.title = runTitle(row.run);
-    this.status.className = `status ${state}`;
+    this.status.className = `status ${how}`;
     this.status.textContent = text;
     this.followButton.hidden = told.state === "ended" || told.state === "crashed";
     this.#showFacts(loaded ? factsOf(row, loaded) : []);
@@ -224,7 +233,7 @@ export class Page {
   }
 
   /** @param problems of the log */
-  showProblems(problems: string[]) {
+  #showProblems(problems: string[]) {
     this.problems.hidden = problems.length === 0;
     if (!problems.length) return;
     this.problems.replaceChildren(
@@ -234,28 +243,21 @@ export class Page {
     );
   }
 
-  /** Above everything: what the server did not do. @param text null: it answers again @param again tries it now */
-  warn(text: string | null, again: () => void = () => {}) {
+  /** Above everything: what the server did not do. */
+  #warn(text: string | null) {
     this.alert.hidden = text === null;
     if (text === null) this.alert.replaceChildren();
     else if (this.alert.firstChild?.textContent !== text)
-      this.alert.replaceChildren(element("span", {}, text), button("Try now", "", again));
+      this.alert.replaceChildren(element("span", {}, text), button("Try now", "", () => reload(this.store)));
   }
 
-  /**
-   * Shows a message in place of the charts, or the charts again. @param alone whether there is no run to choose either
-   */
-  say(message: HTMLElement | null, alone: boolean = false) {
+  /** Shows a message in place of the charts, or the charts again. */
+  #say(message: HTMLElement | null) {
     this.message.hidden = message === null;
     this.content.hidden = message !== null;
-    this.app.classList.toggle("bare", message !== null && alone);
+    this.app.classList.toggle("bare", message !== null && !this.store.state.table?.runs.length);
     if (message === null) this.message.replaceChildren();
     else if (this.message.textContent !== message.textContent) this.message.replaceChildren(message);
-  }
-
-  /** Tells screen readers. */
-  announce(text: string) {
-    this.live.textContent = text;
   }
 }
 

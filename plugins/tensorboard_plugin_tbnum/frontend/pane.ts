@@ -2,22 +2,14 @@
  * One chart on the page: its head with the key and the buttons, the room for its plot, and the bar below that sizes it.
  */
 
+import { changeViews, openTensor, pressOnChart } from "./actions.ts";
 import { button, element, iconButton, svg } from "./elements.ts";
-import { LARGEST_PLOT, SMALLEST_PLOT, TENSOR_CHART } from "./views.ts";
+import { LARGEST_PLOT, SMALLEST_PLOT, TENSOR_CHART, moveView, scaleOf } from "./views.ts";
 
 import type { Plot } from "./plot.ts";
 import type { Edge } from "./plotdata.ts";
+import type { PanelStore } from "./state.ts";
 import type { ChartSpec, LineSpec } from "./views.ts";
-
-/** What a chart's own buttons, keys and bar do. */
-export type PaneCallbacks = {
-  key: (event: KeyboardEvent) => void;
-  log: () => void;
-  move: (by: 1 | -1) => void;
-  hide: () => void;
-  /** pixels of the plot; null: as at first */
-  height: (pixels: number | null) => void;
-};
 
 /** One chart on the page. */
 export type Pane = {
@@ -47,21 +39,34 @@ export type Pane = {
 };
 
 /** @param tools further ones for its head */
-export function makePane(spec: ChartSpec, callbacks: PaneCallbacks, ...tools: Node[]): Pane {
+export function makePane(spec: ChartSpec, store: PanelStore, ...tools: Node[]): Pane {
+  const { id } = spec;
+  const close = iconButton("✕", "Close the tensor", () => openTensor(store, null, null));
+  const hide = () =>
+    changeViews(store, ({ order, hidden }) => {
+      if (order.length - hidden.size > 1) hidden.add(id);
+    });
+  const move = (by: 1 | -1) => () => changeViews(store, (views) => moveView(views, id, by));
+  const resize = (pixels: number | null) =>
+    changeViews(store, ({ heights }) => {
+      if (pixels === null) heights.delete(id);
+      else heights.set(id, pixels);
+    });
   const legend = element("ul", "key");
   const title = element("h2", {}, spec.title);
-  const log = button("log", "Logarithmic axis", callbacks.log);
+  const log = button("log", "Logarithmic axis",
+    () => changeViews(store, (views) => views.log.set(id, scaleOf(views, spec) !== "log10")));
   log.setAttribute("aria-label", `Logarithmic axis of ${spec.title}`);
-  const order = spec === TENSOR_CHART ? [iconButton("✕", "Close the tensor", callbacks.hide)] : [
-    iconButton("↑", `Move ${spec.title} up`, () => callbacks.move(-1)),
-    iconButton("↓", `Move ${spec.title} down`, () => callbacks.move(1)),
-    iconButton("✕", `Hide ${spec.title}`, callbacks.hide),
+  const order = spec === TENSOR_CHART ? [close] : [
+    iconButton("↑", `Move ${spec.title} up`, move(-1)),
+    iconButton("↓", `Move ${spec.title} down`, move(1)),
+    iconButton("✕", `Hide ${spec.title}`, hide),
   ];
   const summary = element("p", { class: "visually-hidden", id: `summary-${spec.id}` });
   const holder = element("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${spec.title}: cursor`,
     "aria-describedby": summary.id, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0,
-    onkeydown: callbacks.key });
-  return { spec, log, title, holder, summary, legend, grip: makeGrip(spec.title, callbacks.height),
+    onkeydown: (event) => pressOnChart(store, event) });
+  return { spec, log, title, holder, summary, legend, grip: makeGrip(spec.title, resize),
     overlay: svg("svg", { class: "on-curve", "aria-hidden": "true" }), element: element(
       "section",
       { class: "chart", "data-chart": spec.id },

@@ -16,7 +16,7 @@ export type Place = {
   /** whether runs of one setting are drawn as their mean */
   grouped: boolean;
   /** the selected one */
-  event: { step: number; kind: string } | null;
+  event: { step: number; kind: string; optimizer?: string | null } | null;
   /** as `formatViews` writes them; null: as this browser remembers them */
   views: string | null;
   /** what of the tensors is open below the charts */

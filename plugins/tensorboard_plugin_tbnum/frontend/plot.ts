@@ -2,12 +2,16 @@
 
 import uPlot from "uplot";
 
+import { hover, pin } from "./actions.ts";
 import { areaOf, drawRanges } from "./canvas.ts";
 import { FONT, element } from "./elements.ts";
 import { aroundGap } from "./plotdata.ts";
+import { yLabels, yTicks } from "./yaxis.ts";
+import { resetZoom } from "./zoom.ts";
 
+import type { Charts } from "./charts.ts";
 import type { Pane } from "./pane.ts";
-import type { LineSpec } from "./views.ts";
+import type { Alignment } from "./xaxis.ts";
 
 export type Plot = uPlot;
 
@@ -15,95 +19,77 @@ export type PlotOptions = uPlot.Options;
 
 export type PlotSeries = uPlot.Series;
 
-/** What a plot asks its chart for, and tells it. */
-export type PlotCallbacks = {
-  /** whether points are steps */
-  exact: () => boolean;
-  color: (line: LineSpec, alpha: number) => string;
-  /** of what is no line, by the name of a CSS variable */
-  ground: (name: string) => string;
-  gutter: () => number;
-  xLabel: string | undefined;
-  xTicks: (min: number, max: number, count: number) => number[];
-  xLabels: (ticks: number[]) => string[];
-  yRange: (min: number | null, max: number | null) => [number, number];
-  yTicks: (min: number, max: number, height: number) => number[];
-  yLabels: (ticks: number[]) => string[];
-  /** the pixel of the step that is nearest */
-  snapped: (plot: Plot, left: number) => number;
-  drawBelow: (plot: Plot) => void;
-  drawBehind: (plot: Plot) => void;
-  drawn: (plot: Plot) => void;
-  hovered: (plot: Plot) => void;
-  left: () => void;
-  selected: (plot: Plot) => void;
-  clicked: (plot: Plot, left: number) => void;
-  reset: () => void;
-  wheel: (plot: Plot, event: WheelEvent) => void;
-};
-
 export const PADDING_RIGHT = 30;
 const X_TICKS_HEIGHT = 24;
 const X_LABEL_HEIGHT = 20;
 export const X_AXIS_HEIGHT = X_TICKS_HEIGHT + X_LABEL_HEIGHT;
 
+/** What is written below the x axis of the last chart. */
+export const X_LABELS: Record<Alignment, string> = { step: "Step", time: "Time since the first step",
+  updates: "Updates done, skipped steps left out" };
+
 /** @param size pixels @param last whether the x axis stands below it */
-export function makePlot(pane: Pane, size: { width: number; height: number }, last: boolean, own: PlotCallbacks) {
-  const series = seriesOf(pane, own);
-  const ground = (name: string) => () => own.ground(name);
+export function makePlot(charts: Charts, pane: Pane, size: { width: number; height: number }, last: boolean) {
+  const { store } = charts;
+  const series = seriesOf(charts, pane);
+  const ground = (name: string) => () => charts.colors[name];
   const axis = { stroke: ground("--text-2"), font: `11px ${FONT}`, labelFont: `11px ${FONT}` };
-  const options: PlotOptions = { ...size, padding: [8, PADDING_RIGHT, last ? 0 : 4, 0], legend: { show: false }, series,
-    scales: { x: { time: false, auto: false }, y: { range: (_, min, max) => own.yRange(min, max) } }, axes: [
-      { ...axis, size: last ? X_TICKS_HEIGHT : 1, gap: 6, label: own.xLabel, labelSize: X_LABEL_HEIGHT, labelGap: 0,
-        space: 90,
-        splits: (plot, _, min, max) => own.xTicks(min, max, Math.max(2, Math.floor(areaOf(plot).width / 100))),
-        values: (_, ticks) => (last ? own.xLabels(ticks) : ticks.map(() => "")),
-        grid: { stroke: ground("--grid"), width: 1 },
-        ticks: { show: last, stroke: ground("--grid"), width: 1, size: 5 } },
-      { ...axis, size: own.gutter, gap: 8,
-        splits: (plot, _, min, max) => own.yTicks(min, max, areaOf(plot).height || size.height),
-        values: (_, ticks) => own.yLabels(ticks), grid: { stroke: ground("--grid"), width: 1 },
-        ticks: { show: false } },
-    ], cursor: {
-      y: false,
-      sync: { key: "tbnum", scales: ["x", null] },
-      // A cursor that snaps looks like a drag to uPlot, which would swallow the click.
-      drag: { x: true, y: false, setScale: false, dist: 5, click: () => {} },
-      move: (plot, left, top) => [own.snapped(plot, left), top],
-      dataIdx: (plot, _, hovered,
-        x) => (own.exact() && x <= plot.data[0][plot.data[0].length - 1] ? hovered : (null as any)),
-      points: { size: 7,
-        show: (plot, at) => (((plot.series[at].width ?? 0) <= 1 ? false : element("div", "cursor-point")) as any),
-        width: 0 },
-      bind: { dblclick: () => () => {
-        own.reset();
-        return null;
-      } },
-    },
-    hooks: { drawClear: [own.drawBelow], drawAxes: [(plot) => drawRanges(plot, pane, own.color), own.drawBehind],
-      draw: [own.drawn], setCursor: [own.hovered], setSelect: [own.selected] } };
-  const plot = new uPlot(options, pane.data as any, pane.holder);
+  const xAxis = { ...axis, size: last ? X_TICKS_HEIGHT : 1, gap: 6, labelSize: X_LABEL_HEIGHT, labelGap: 0, space: 90,
+    label: last ? X_LABELS[store.state.axis] : undefined,
+    splits: (plot: Plot, _: number, min: number, max: number) =>
+      charts.xTicks(min, max, Math.max(2, Math.floor(areaOf(plot).width / 100))),
+    values: (_: Plot, ticks: number[]) => (last ? charts.xTickLabels(ticks) : ticks.map(() => "")),
+    grid: { stroke: ground("--grid"), width: 1 }, ticks: { show: last, stroke: ground("--grid"), width: 1, size: 5 } };
+  const yAxis = { ...axis, size: charts.gutter, gap: 8,
+    splits: (plot: Plot, _: number, min: number,
+      max:
+        number) => (pane.empty ? [] : yTicks(charts.scaleOf(pane.spec), min, max, areaOf(plot).height || size.height)),
+    values: (_: Plot, ticks: number[]) => yLabels(charts.scaleOf(pane.spec), ticks),
+    grid: { stroke: ground("--grid"), width: 1 }, ticks: { show: false } };
+  const cursor: PlotOptions["cursor"] = {
+    y: false,
+    sync: { key: "tbnum", scales: ["x", null] },
+    // A cursor that snaps looks like a drag to uPlot, which would swallow the click.
+    drag: { x: true, y: false, setScale: false, dist: 5, click: () => {} },
+    move: (plot, left, top) => [charts.snapped(plot, left), top],
+    dataIdx: (plot, _, hovered,
+      x) => (charts.exact && x <= plot.data[0][plot.data[0].length - 1] ? hovered : (null as any)),
+    points: { size: 7, width: 0,
+      show: (plot, at) => (((plot.series[at].width ?? 0) <= 1 ? false : element("div", "cursor-point")) as any) },
+    bind: { dblclick: () => () => {
+      resetZoom(store);
+      return null;
+    } },
+  };
+  const plot = new uPlot({ ...size, padding: [8, PADDING_RIGHT, last ? 0 : 4, 0], legend: { show: false }, series,
+    axes: [xAxis, yAxis], cursor,
+    scales: { x: { time: false, auto: false }, y: { range: (_, min, max) => charts.yRange(pane, min, max) } },
+    hooks: { drawClear: [(made) => charts.drawBelow(made)],
+      drawAxes: [(made) => drawRanges(made, pane, (line, alpha) => charts.color(pane.spec, line, alpha)),
+        (made) => charts.drawBehind(made, pane.spec)], draw: [(made) => charts.drawn(made, pane)],
+      setCursor: [(made) => charts.hovered(made)], setSelect: [(made) => charts.selected(made)] } }, pane.data as any,
+    pane.holder);
   const { over } = plot;
   over.append(pane.overlay);
-  over.addEventListener("wheel", (event) => own.wheel(plot, event), { passive: false });
+  over.addEventListener("wheel", (event) => charts.wheel(event, plot), { passive: false });
   let pressed = NaN;
   over.addEventListener("mousedown", (event) => {
     pressed = event.clientX;
   });
   over.addEventListener("click", (event) => {
     if (event.target === over && Math.abs(event.clientX - pressed) < 4)
-      own.clicked(plot, event.clientX - over.getBoundingClientRect().left);
+      pin(store, charts.stepAt(plot, event.clientX - over.getBoundingClientRect().left));
   });
-  over.addEventListener("mouseleave", own.left);
+  over.addEventListener("mouseleave", () => hover(store, null));
   return plot;
 }
 
 /** uPlot's series in the order of `plotData`; notes which are ranges, and how wide lines are. */
-function seriesOf(pane: Pane, own: PlotCallbacks) {
+function seriesOf(charts: Charts, pane: Pane) {
   const stepped = uPlot.paths.stepped?.({ align: 1 });
   /** Dots where steps are far enough apart to be told from each other. */
   const showPoints: (plot: Plot, at: number, from: number, to: number) => boolean = (plot, _, from, to) =>
-    own.exact() && (to - from + 1) * 9 < areaOf(plot).width;
+    charts.exact && (to - from + 1) * 9 < areaOf(plot).width;
   /** Where no line goes, in pixels of the canvas; one that was measured now and then leads over what is unknown. */
   const gapsOf: (
     sparse: boolean | undefined,
@@ -119,7 +105,7 @@ function seriesOf(pane: Pane, own: PlotCallbacks) {
   const series: PlotSeries[] = [{}];
   pane.ranges = [];
   for (const line of pane.spec.lines) {
-    const faint = (alpha: number) => () => own.color(line, alpha);
+    const faint = (alpha: number) => () => charts.color(pane.spec, line, alpha);
     const full = faint(1);
     const gaps = gapsOf(line.sparse);
     const edge = { stroke: faint(0.45), width: 1, points: { show: false }, gaps };

@@ -2,11 +2,14 @@
  * The list of runs beside the charts: which there are, how they do, which one is chosen, and which are drawn beside it.
  */
 
+import { chooseRun, toggleDock, toggleRun } from "./actions.ts";
 import { button, element } from "./elements.ts";
 import { counted, formatCompact, formatCount, formatScaleShort, isPlain, runTitle, statusOf } from "./format.ts";
 import { RowList, searchField } from "./rowlist.ts";
+import { letsThrough } from "./state.ts";
 
-import type { RunRow, RunTable } from "./answers.ts";
+import type { RunRow } from "./answers.ts";
+import type { PanelStore } from "./state.ts";
 
 /** The runs, with a field to search them where they are many. */
 export class RunList {
@@ -14,64 +17,48 @@ export class RunList {
   tableButton: HTMLButtonElement;
   filterText = element("span");
   filterNote: HTMLParagraphElement;
-  /** What TensorBoard filters by was left aside. */
-  asideFrom = "";
-  filter = { text: "", lets: (run: string) => run !== null };
-  /** in the charts beside the chosen one */
-  over: Set<string> = new Set();
-  colorOf = (run: string) => run && "";
   search = searchField("Find a run", () => this.#filter());
   errors = element("div", "run-errors");
   list: RowList;
   element: HTMLElement;
-  runs: RunRow[] = [];
   shown: RunRow[] = [];
-  chosen: string | null = null;
 
-  /** @param callbacks `toggle`: whether a run is in the charts beside the current one */
-  constructor(
-    { choose, toggle, table, filtered }: { choose: (run: string) => void; toggle: (run: string) => void;
-      table: () => void; filtered: () => void },
-  ) {
-    this.tableButton = button("Compare", "Runs as a table, and how their settings differ", table);
+  /** @param colorOf "" where colours tell no runs apart */
+  constructor(readonly store: PanelStore, readonly colorOf: (run: string) => string) {
+    this.tableButton = button("Compare", "Runs as a table, and how their settings differ", () => {
+      store.set({ runsOpen: false });
+      toggleDock(store, "runs");
+    });
     this.filterNote = element("p", { class: "run-filter", hidden: true }, this.filterText,
-      button("Show all", "Leave TensorBoard's filter aside", () => {
-        this.asideFrom = this.filter.text;
-        this.#filter();
-        filtered();
-      }));
+      button("Show all", "Leave TensorBoard's filter aside",
+        () => store.set({ filterAside: store.state.filter.text })));
     this.list = new RowList({ label: "Runs", rowHeight: 52,
       key: (index) =>
         `${JSON.stringify(this.shown[index])} ${statusOf(this.shown[index], Date.now() / 1000).text} ${
           this.#tick(this.shown[index].run)
         }`, draw: (index, row) => drawRun(this.shown[index], row, this.#tick(this.shown[index].run)),
-      choose: (index) => choose(this.shown[index].run), toggle: (index) => toggle(this.shown[index].run) });
+      choose: (index) => chooseRun(store, this.shown[index].run),
+      toggle: (index) => toggleRun(store, this.shown[index].run) });
     this.list.element.setAttribute("aria-keyshortcuts", "O"); // a run beside the chosen one
     this.element = element("nav", { class: "runs", "aria-label": "Runs" },
       element("header", "runs-head", this.title, this.tableButton), this.search, this.filterNote, this.list.element,
       this.errors);
   }
 
-  /** Whether TensorBoard's filter, where it is heard, lets a run through. */
-  lets(run: string) {
-    return this.filter.text === this.asideFrom || this.filter.lets(run);
-  }
-
   /** How a run is ticked, and in which colour. */
   #tick(run: string) {
-    return this.runs.length < 2 ? ""
-      : `${run === this.chosen ? "chosen" : this.over.has(run) ? "on" : "off"} ${
-        this.over.has(run) || run === this.chosen ? this.colorOf(run) : ""
-      }`;
+    const { table, run: chosen, over } = this.store.state;
+    if ((table?.runs.length ?? 0) < 2) return "";
+    const on = over.includes(run);
+    return `${run === chosen ? "chosen" : on ? "on" : "off"} ${
+      over.length && (on || run === chosen) ? this.colorOf(run) : ""
+    }`;
   }
 
-  show(table: RunTable, chosen: string | null,
-    { over, colorOf, filter }: { over: Set<string>; colorOf: (run: string) => string;
-      filter: { text: string; lets: (run: string) => boolean } }) {
-    Object.assign(this, { over, colorOf, filter });
-    this.runs = table.runs;
+  show() {
+    const { table } = this.store.state;
+    if (!table) return;
     this.tableButton.hidden = table.runs.length < 2;
-    this.chosen = chosen;
     this.title.textContent = table.runs.length > 1 ? `Runs (${formatCount(table.runs.length)})` : "Runs";
     this.search.hidden = table.runs.length < 8;
     this.errors.replaceChildren(
@@ -83,14 +70,16 @@ export class RunList {
   }
 
   #filter() {
+    const { state } = this.store;
+    const runs = state.table?.runs ?? [];
     const parts = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const kept = this.runs.filter(({ run }) => run === this.chosen || this.lets(run));
-    this.filterNote.hidden = kept.length === this.runs.length;
-    this.filterText.textContent = `TensorBoard's filter hides ${counted(this.runs.length - kept.length, "run")}`;
-    this.filterText.title = this.filter.text;
+    const kept = runs.filter(({ run }) => run === state.run || letsThrough(state, run));
+    this.filterNote.hidden = kept.length === runs.length;
+    this.filterText.textContent = `TensorBoard's filter hides ${counted(runs.length - kept.length, "run")}`;
+    this.filterText.title = state.filter.text;
     this.shown = this.search.hidden ? kept
       : kept.filter((row) => parts.every((part) => row.run.toLowerCase().includes(part)));
-    this.list.show(this.shown.length, this.shown.findIndex((row) => row.run === this.chosen));
+    this.list.show(this.shown.length, this.shown.findIndex((row) => row.run === state.run));
   }
 }
 

@@ -3,10 +3,14 @@
  */
 
 import { Api } from "./api.ts";
+import { chooseRun, toggleRun } from "./actions.ts";
 import { dock, element, headRow, iconButton, scroller, table } from "./elements.ts";
 import { counted, formatAligned, formatCount, formatScaleShort, formatShare, statusOf } from "./format.ts";
 
+import { letsThrough } from "./state.ts";
+
 import type { RunRow } from "./answers.ts";
+import type { PanelStore } from "./state.ts";
 
 /**
  * Settings as paths and texts, so that nested ones can be held against each other: `scaler.init_scale`.
@@ -65,10 +69,8 @@ export function findingsText(findings: Record<string, number> | null) {
 }
 
 export class RunsTable {
-  api: Api;
   /** One of its own, so that what it asks for pushes nothing out of what the charts keep. */
   counting: Api;
-  callbacks: { close: () => void; choose: (run: string) => void; toggle: (run: string) => void; draw: () => void };
   sort = { column: "run", down: false };
   runs: RunRow[] = [];
   drawn: Map<string, { key: string; row: HTMLTableRowElement }> = new Map();
@@ -87,21 +89,20 @@ export class RunsTable {
     this.result);
   element: HTMLElement;
 
-  constructor(api: Api,
-    callbacks: { close: () => void; choose: (run: string) => void; toggle: (run: string) => void; draw: () => void }) {
-    this.api = api;
+  constructor(readonly api: Api, readonly store: PanelStore, readonly colorOf: (run: string) => string) {
     this.counting = new Api(api.base, api.fetcher);
-    this.callbacks = callbacks;
     this.scroller.addEventListener("scroll", () => this.#count());
     const how = element("p", "dock-message",
       "Show puts a run into the charts. Choose two to compare, to see how their settings differ.");
     this.element = dock("Comparison of runs", [element("h2", {}, "Runs"), how],
-      iconButton("✕", "Close the runs", callbacks.close), this.scroller);
+      iconButton("✕", "Close the runs", () => store.set({ dock: null })), this.scroller);
   }
 
-  /** @param over those in the charts beside it */
-  show(runs: RunRow[], current: string, over: Set<string>, colorOf: (run: string) => string) {
-    this.runs = runs;
+  show() {
+    const { colorOf, store: { state } } = this;
+    const current = state.run;
+    const over = new Set(state.over);
+    const runs = (this.runs = (state.table?.runs ?? []).filter(({ run }) => letsThrough(state, run)));
     const now = Date.now() / 1000;
     for (const [at, [id]] of COLUMNS.entries())
       this.heads[at].setAttribute("aria-sort",
@@ -121,7 +122,7 @@ export class RunsTable {
         ((this.body.contains(document.activeElement) ? document.activeElement : null) as HTMLElement | null)
           ?.getAttribute("aria-label");
       this.body.replaceChildren(...rows);
-      if (focused) (this.body.querySelector(`[aria-label="${CSS.escape(focused)}"]`) as HTMLElement | null)?.focus();
+      if (focused) this.body.querySelector<HTMLElement>(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
     }
     this.#count();
   }
@@ -129,7 +130,7 @@ export class RunsTable {
   #row(run: RunRow, { current, shown, color, now }: { current: boolean; shown: boolean; color: string; now: number }) {
     const name = run.run === "." ? "(logdir)" : run.run;
     const show = element("input", { type: "checkbox", "aria-label": `Show ${run.run}`, disabled: current,
-      onchange: () => this.callbacks.toggle(run.run) });
+      onchange: () => toggleRun(this.store, run.run) });
     show.checked = shown;
     const compare = element("input", { type: "checkbox", "data-run": run.run, "aria-label": `Compare ${run.run}`,
       onchange: () => this.#compare(run.run, compare.checked) });
@@ -143,7 +144,7 @@ export class RunsTable {
       element("td", {}, show),
       element("td", {}, element("span", { class: "swatch", style: `--color: ${color || "transparent"}` }),
         element("button", { class: "link", type: "button", title: run.run,
-          onclick: () => this.callbacks.choose(run.run) }, name)),
+          onclick: () => chooseRun(this.store, run.run) }, name)),
       element("td", {}, statusOf(run, now).text),
       element("td", "number", formatCount(run.steps)),
       element("td", "number", skipped),
@@ -156,7 +157,7 @@ export class RunsTable {
 
   #sortBy(column: string) {
     this.sort = { column, down: this.sort.column === column ? !this.sort.down : !["run", "loss"].includes(column) };
-    this.callbacks.draw();
+    this.show();
   }
 
   /** Has the findings of the runs in sight counted, one run after another. */
@@ -171,7 +172,7 @@ export class RunsTable {
         const told: Record<string, number> = {};
         for (const { severity } of answer.findings) told[severity] = (told[severity] ?? 0) + 1;
         next.findings = told;
-        this.callbacks.draw();
+        this.show();
       }
     } finally {
       this.isCounting = false;
@@ -190,7 +191,7 @@ export class RunsTable {
 
   async #compare(run: string, on: boolean) {
     this.compared = [...this.compared.filter((one) => one !== run), ...(on ? [run] : [])].slice(-2);
-    for (const box of (this.body.querySelectorAll("input[data-run]") as NodeListOf<HTMLInputElement>))
+    for (const box of this.body.querySelectorAll<HTMLInputElement>("input[data-run]"))
       box.checked = this.compared.includes(box.dataset.run ?? "");
     const [first, second] = this.compared;
     if (second === undefined) return this.result.replaceChildren();

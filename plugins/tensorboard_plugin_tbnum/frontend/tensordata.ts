@@ -1,58 +1,56 @@
 /** What the charts show of the run's tensors: the least headroom of all of them, and the lines of the chosen one. */
 
-import { exactLine } from "./api.ts";
+import { isOfTensors } from "./actions.ts";
+import { RouteError, Unreachable, exactLine } from "./api.ts";
+import { bucketsOf } from "./state.ts";
 
 import type { Api } from "./api.ts";
-import type { Cells, SeriesLike, TensorsAnswer, Values } from "./answers.ts";
-import type { Model } from "./charts.ts";
-import type { Loaded } from "./rundata.ts";
+import type { Cells, SeriesLike, Values } from "./answers.ts";
+import type { PanelStore } from "./state.ts";
 
 const OF_A_TENSOR = ["grad_norm", "update_norm", "param_norm"];
 const HEADROOM = "headroom/float16";
 
 export class TensorData {
-  api: Api;
-  /** Which tensors the run has; null: not told yet. */
-  answer: TensorsAnswer | null = null;
-  shown: Model["tensors"] = { headroom: null, tensor: null, name: null };
   asked = "";
 
-  constructor(api: Api) {
-    this.api = api;
+  constructor(readonly api: Api, readonly store: PanelStore) {
+    store.watch(["run"], () => {
+      this.asked = "";
+    });
+    store.watch(["tensor", "views"], () => this.load());
   }
 
-  /** Another run was chosen. */
-  forget() {
-    this.answer = null;
-    this.shown = { headroom: null, tensor: null, name: null };
-    this.asked = "";
-  }
-
-  /**
-   * Fetches what is to be shown of the run that `answer` is of.
-   *
-   * @returns whether there is anything new
-   */
-  async load({ run, info }: Loaded,
-    wanted: { tensor: string | null; headroom: boolean; buckets: number }): Promise<boolean> {
-    const { answer } = this;
-    if (!answer) return false;
-    const name = wanted.tensor && answer.names.includes(wanted.tensor) ? wanted.tensor : null;
-    const headroom = wanted.headroom && answer.columns.includes(HEADROOM);
-    const asked = JSON.stringify([info.version, name, headroom]);
-    if (asked === this.asked) return false;
-    this.asked = asked;
-    const depth = answer.groups["1"] ? { depth: 1 } : {};
-    const [cells, columns] = await Promise.all([
-      headroom ? this.api.heatmap(run, { column: HEADROOM, buckets: wanted.buckets, rows: 4096, ...depth }) : null,
-      name ? this.api.tensor(run, name, OF_A_TENSOR.filter((column) => answer.columns.includes(column))) : null,
-    ]);
-    if (asked !== this.asked) return false;
-    const shown = { ...this.shown, name };
-    shown.headroom = cells && leastOf(cells);
-    shown.tensor = columns && exactSeries(columns);
-    this.shown = shown;
-    return true;
+  /** Finds out whether the run has tensors, and fetches what the charts show of them. */
+  async load() {
+    const { api, store, store: { state } } = this;
+    const { loaded } = state;
+    if (!loaded) return;
+    const isSame = () => state.loaded?.run === loaded.run;
+    try {
+      const answer = await api.tensors(loaded.run);
+      if (!isSame()) return;
+      if (answer !== state.tensors.answer) store.set({ tensors: { ...state.tensors, answer } });
+      if (!answer.names.length && isOfTensors(state.dock)) store.set({ dock: null });
+      const name = state.tensor && answer.names.includes(state.tensor) ? state.tensor : null;
+      const headroom = !state.views.hidden.has("headroom") && answer.columns.includes(HEADROOM);
+      const asked = JSON.stringify([loaded.info.version, name, headroom]);
+      if (asked === this.asked) return;
+      this.asked = asked;
+      const depth = answer.groups["1"] ? { depth: 1 } : {};
+      const [cells, columns] = await Promise.all([
+        headroom ? api.heatmap(loaded.run, { column: HEADROOM, buckets: bucketsOf(state), rows: 4096, ...depth })
+          : null,
+        name ? api.tensor(loaded.run, name, OF_A_TENSOR.filter((column) => answer.columns.includes(column))) : null,
+      ]);
+      if (asked !== this.asked || !isSame()) return;
+      store.set({
+        tensors: { answer, name, headroom: cells && leastOf(cells), tensor: columns && exactSeries(columns) },
+      });
+    } catch (error) {
+      if (!(error instanceof Unreachable) && !(error instanceof RouteError)) throw error;
+      this.asked = ""; // the next one asks again
+    }
   }
 }
 

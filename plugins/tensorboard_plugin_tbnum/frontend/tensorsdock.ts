@@ -3,17 +3,20 @@
  * first drawing nothing. It asks for what it shows; where to look comes from the panel, and goes back to it.
  */
 
+import { isOfTensors, openTensor } from "./actions.ts";
 import { RouteError, Unreachable } from "./api.ts";
 import { button, dock, element, iconButton } from "./elements.ts";
 import { MODES, rangeOf } from "./heatcells.ts";
 import { HeatMap } from "./heatmap.ts";
 import { HistogramView } from "./histogram.ts";
+import { chosenEvent, viewOf } from "./state.ts";
 
 import type { Api } from "./api.ts";
 import type { Cells, HistogramAnswer, RidgeAnswer, TensorsAnswer } from "./answers.ts";
-import type { Geometry } from "./charts.ts";
+import type { Charts, Geometry } from "./charts.ts";
+import type { PanelStore } from "./state.ts";
 
-export type DockPlace = { tab: "heatmap" | "histogram"; column: string; tensor: string; source: string };
+type DockPlace = { tab: "heatmap" | "histogram"; column: string; tensor: string };
 
 /** Where the dock is to look. */
 export type DockScene = {
@@ -25,24 +28,14 @@ export type DockScene = {
   pinned: number | null;
 };
 
-export type DockCallbacks = {
-  hover: (step: number | null) => void;
-  zoom: (from: number, to: number) => void;
-  open: (name: string, step: number | null) => void;
-  pin: (step: number) => void;
-  place: (place: DockPlace) => void;
-  close: () => void;
-};
-
 const MOST_ROWS = 4096;
 const MOST_BUCKETS = 4096;
 
 export class TensorsDock {
-  api: Api;
-  callbacks: DockCallbacks;
   scene: DockScene | null = null;
   tensors: TensorsAnswer | null = null;
-  place: DockPlace = { tab: "heatmap", column: "grad_norm", tensor: "*", source: "gradient" };
+  /** what of the tensor is counted */
+  source = "gradient";
   /** of the whole run */
   overview: { key: string; cells: Cells; range: [number, number] } | null = null;
   /** of the interval in view */
@@ -54,40 +47,46 @@ export class TensorsDock {
   heatMap: HeatMap;
   histograms: HistogramView;
   tabs = (["heatmap", "histogram"] as const).map((tab) => {
-    const made = button(tab === "heatmap" ? "Heat map" : "Histogram", "", () => this.go({ tab }));
+    const made = button(tab === "heatmap" ? "Heat map" : "Histogram", "", () => this.store.set({ dock: tab }));
     made.dataset.tab = tab;
     return made;
   });
   message = element("p", { class: "dock-message", role: "status" });
   element: HTMLElement;
 
-  constructor(api: Api, callbacks: DockCallbacks) {
-    this.api = api;
-    this.callbacks = callbacks;
-    this.heatMap = new HeatMap({ hover: callbacks.hover, zoom: callbacks.zoom, mode: (id) => this.go({ column: id }),
-      open: (name, step) => callbacks.open(name, step) });
-    this.histograms = new HistogramView({ choose: (tensor, source) => {
-      this.go({ source });
-      callbacks.open(tensor, null);
-    }, step: (step) => callbacks.pin(step) });
+  constructor(readonly api: Api, readonly store: PanelStore, readonly charts: Charts) {
+    this.heatMap = new HeatMap(store);
+    this.histograms = new HistogramView(store, (tensor, source) => {
+      this.source = source;
+      openTensor(store, tensor, null);
+      this.#load();
+    });
     const chosen = element("div", { class: "segmented", role: "group", "aria-label": "What of the tensors" },
       ...this.tabs);
-    const close = iconButton("✕", "Close the tensors", callbacks.close);
+    const close = iconButton("✕", "Close the tensors", () => store.set({ dock: null }));
     this.element = dock("Tensors", [chosen, this.message, this.heatMap.legend], close, this.heatMap.element,
       this.histograms.element);
     new ResizeObserver(() => this.#draw()).observe(this.element);
+    store.watch(["cursor"], () => this.#setCursor(store.state.cursor));
   }
 
-  go(change: Partial<DockPlace>) {
-    Object.assign(this.place, change);
-    this.callbacks.place(this.place);
-    this.#load();
+  /** What is to be looked at. */
+  get place(): DockPlace {
+    const { dock, column, tensor } = this.store.state;
+    return { tab: dock === "histogram" ? "histogram" : "heatmap", column: column ?? "grad_norm",
+      tensor: tensor ?? "*" };
   }
 
-  show(scene: DockScene) {
+  show() {
     const before = this.scene;
+    const { state } = this.store;
+    if (!state.loaded) return;
+    const { run, info: { version } } = state.loaded;
+    const { cursor } = state;
+    const scene: DockScene = { run, version, view: viewOf(state), geometry: this.charts.geometry, cursor,
+      pinned: state.pin ?? chosenEvent(state)?.step ?? null };
     this.scene = scene;
-    if (scene.run !== before?.run)
+    if (run !== before?.run)
       this.overview =
         this.detail =
         this.histogram =
@@ -96,11 +95,11 @@ export class TensorsDock {
           null;
     this.#draw();
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.#load(), scene.version === before?.version && scene.run === before.run ? 80 : 0);
+    this.timer = setTimeout(() => this.#load(), version === before?.version && run === before.run ? 80 : 0);
   }
 
-  setCursor(step: number | null) {
-    if (!this.scene) return;
+  #setCursor(step: number | null) {
+    if (!this.scene || !isOfTensors(this.store.state.dock)) return;
     this.scene.cursor = step;
     if (this.place.tab === "heatmap") {
       this.heatMap.setCursor(step);
@@ -154,7 +153,7 @@ export class TensorsDock {
   }
 
   async #loadHistograms(scene: DockScene) {
-    const { tensor: name, source } = this.place;
+    const { source, place: { tensor: name } } = this;
     const step = scene.cursor ?? scene.pinned ?? scene.view[1];
     const asked = JSON.stringify([scene.run, name, source, step]);
     this.asked = asked;
@@ -177,7 +176,7 @@ export class TensorsDock {
     this.histograms.element.hidden = place.tab !== "histogram";
     if (!scene || !tensors || !this.element.clientHeight) return;
     if (place.tab === "histogram") {
-      this.histograms.show({ names: tensors.names, sources: tensors.sources, name: place.tensor, source: place.source,
+      this.histograms.show({ names: tensors.names, sources: tensors.sources, name: place.tensor, source: this.source,
         histogram: this.histogram, ridge: this.ridge, waiting: this.asked === "" });
     } else if (overview) {
       const { detail } = this;

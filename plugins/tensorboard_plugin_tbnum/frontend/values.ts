@@ -4,6 +4,7 @@ import { dock, element, iconButton, scroller, table } from "./elements.ts";
 import { formatCount, formatNumber, formatScale } from "./format.ts";
 
 import type { Line, SeriesLike } from "./answers.ts";
+import type { PanelStore } from "./state.ts";
 import type { ChartSpec, LineSpec } from "./views.ts";
 import type { Places } from "./xaxis.ts";
 
@@ -44,8 +45,8 @@ export class ValuesTable {
   scroller = scroller("Table of the charts' values");
   element: HTMLElement;
 
-  constructor(callbacks: { close: () => void }) {
-    const close = iconButton("✕", "Close the values", callbacks.close);
+  constructor(store: PanelStore) {
+    const close = iconButton("✕", "Close the values", () => store.set({ dock: null }));
     this.element = dock("Values of the charts", [element("h2", {}, "Values of the charts"), this.select, this.count],
       close, this.scroller);
   }

@@ -155,3 +155,18 @@ export function neededColumns(columns: string[], prefix: string, hidden: Set<str
   for (const own of ["loss", `${prefix}nonfinite_tensors`]) wanted.add(own);
   return [...wanted].filter((column) => columns.includes(column));
 }
+
+/** Which axis a view has: the one that a person chose, or its own. */
+export function scaleOf({ log }: Views, { id, canLog, scale }: ChartSpec): Scale {
+  const chosen = canLog ? log.get(id) : undefined;
+  return chosen === undefined ? scale : chosen ? "log10" : "linear";
+}
+
+/** Past the next one that is shown. @param by up or down */
+export function moveView(views: Views, id: string, by: 1 | -1) {
+  const shown = views.order.filter((one) => !views.hidden.has(one));
+  const other = shown[shown.indexOf(id) + by];
+  if (other === undefined) return;
+  views.order.splice(views.order.indexOf(id), 1);
+  views.order.splice(views.order.indexOf(other) + (by > 0 ? 1 : 0), 0, id);
+}

@@ -3,87 +3,45 @@
  * whole run.
  */
 
-import type { Place } from "./place.ts";
+import { extentOf, viewOf } from "./state.ts";
 
-/** What a zoom needs to know, and tells. */
-export type ZoomCallbacks = {
-  place: () => Pick<Place, "zoom">;
-  /** whether there is a run to look at */
-  ready: () => boolean;
-  extent: () => [number, number];
-  changed: () => void;
-};
+import type { PanelStore, State } from "./state.ts";
 
 /** Shown around an event, or a step that is gone to. */
 const CLOSE_STEPS = 120;
 const LEAST_STEPS = 8;
 const FOLLOWED_STEPS = 200;
 
-export class Zoom {
-  callbacks: ZoomCallbacks;
-  /** Whether a zoomed view moves on with the run. */
-  following = false;
+/** Shows an interval, as far as there are steps. @param from step @param to step */
+export function zoomTo(store: PanelStore, from: number, to: number) {
+  if (!store.state.loaded) return;
+  const extent = extentOf(store.state);
+  const zoom = clampedZoom([from, to], extent);
+  const same = zoom && store.state.zoom && zoom[0] === store.state.zoom[0] && zoom[1] === store.state.zoom[1];
+  store.set({ ...(same ? {} : { zoom }), ...(zoom && zoom[1] < extent[1] ? { following: false } : {}) });
+}
 
-  constructor(callbacks: ZoomCallbacks) {
-    this.callbacks = callbacks;
-  }
+/** Shows everything. */
+export function resetZoom(store: PanelStore) {
+  if (store.state.loaded && store.state.zoom) store.set({ zoom: null, following: false });
+}
 
-  /** First and last step of all that is in the charts. */
-  get #extent(): [number, number] {
-    return this.callbacks.extent();
-  }
+/** Follows the newest step, or stops to. */
+export function toggleFollowing(store: PanelStore) {
+  const { state } = store;
+  if (!state.loaded) return;
+  // Where everything is in view following is what it does: a window of the newest steps is asked for.
+  const [first, last] = extentOf(state);
+  if (!state.zoom)
+    store.set({ following: true, zoom: clampedZoom([Math.max(first, last - FOLLOWED_STEPS), last], [first, last]) });
+  else store.set({ following: !state.following, ...(state.following ? {} : { zoom: newest(state) }) });
+}
 
-  /** The steps in view. */
-  get view(): [number, number] {
-    return this.callbacks.place().zoom ?? this.#extent;
-  }
-
-  /** Puts an interval into view, as far as there are steps. */
-  put(from: number, to: number) {
-    this.callbacks.place().zoom = clampedZoom([from, to], this.#extent);
-  }
-
-  /** Shows an interval. @param from step @param to step */
-  to(from: number, to: number) {
-    if (!this.callbacks.ready()) return;
-    this.put(from, to);
-    const { zoom } = this.callbacks.place();
-    if (zoom && zoom[1] < this.#extent[1]) this.following = false;
-    this.callbacks.changed();
-  }
-
-  /** Shows everything. */
-  reset() {
-    const place = this.callbacks.place();
-    if (!this.callbacks.ready() || !place.zoom) return;
-    place.zoom = null;
-    this.following = false;
-    this.callbacks.changed();
-  }
-
-  /** Follows the newest step, or stops to. */
-  toggleFollowing() {
-    if (!this.callbacks.ready()) return;
-    // everything is in view: following is what it does; a window of the newest steps is asked for
-    if (!this.callbacks.place().zoom) {
-      const [first, last] = this.#extent;
-      this.following = true;
-      this.put(Math.max(first, last - FOLLOWED_STEPS), last);
-    } else {
-      this.following = !this.following;
-      this.keepUp();
-    }
-    this.callbacks.changed();
-  }
-
-  /** Keeps the right edge of a following view at the newest step. @returns whether it does follow */
-  keepUp(): boolean {
-    const { zoom } = this.callbacks.place();
-    if (!this.following || !zoom) return false;
-    const last = this.#extent[1];
-    this.put(last - (zoom[1] - zoom[0]), last);
-    return true;
-  }
+/** The view with its right edge at the newest step. */
+export function newest(state: State): [number, number] | null {
+  const [from, to] = viewOf(state);
+  const extent = extentOf(state);
+  return clampedZoom([extent[1] - (to - from), extent[1]], extent);
 }
 
 /** @param interval steps @param extent first and last step there is */
@@ -95,7 +53,7 @@ export function clampedZoom([from, to]: [number, number], [first, last]: [number
 }
 
 /** @param span steps */
-export function around(step: number, span: number = CLOSE_STEPS): [number, number] {
+export function around(step: number, span = CLOSE_STEPS): [number, number] {
   return [step - span / 2, step + span / 2];
 }
 
