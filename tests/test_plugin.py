@@ -31,7 +31,7 @@ from tbnum import export
 from tbnum.explain.repeats import setting
 from tbnum.log.schema import Event, step_columns
 from tbnum.log.writer import LogWriter
-from tensorboard_plugin_tbnum import decimate, loader, plugin, runs
+from tensorboard_plugin_tbnum import decimate, http, impl, loader, plugin, runs
 from tensorboard_plugin_tbnum.told import Told
 from tests.recorded import META, START, append, column, open_log, record, row, skip, tables_of
 from tests.routes import BASE, Panel, unpack
@@ -317,14 +317,14 @@ def test_each_optimizer_has_its_derived_columns(panel, tmp_path):
 
 def test_events_are_written_out_once_and_alike_for_who_takes_no_gzip(panel, monkeypatch):
     plain = panel.get("events", run=RUN)
-    monkeypatch.setattr(plugin, "events_impl", None)
+    monkeypatch.setattr(impl, "events_impl", None)
     assert panel.get("events", run=RUN).data == plain.data and "Content-Encoding" not in plain.headers
     packed = panel.get("events", {"Accept-Encoding": "gzip"}, run=RUN)
     assert gzip.decompress(packed.data) == plain.data
 
 
 def test_texts_beyond_the_budget_are_forgotten_least_recently_asked_for_first():
-    kept, made = plugin._Kept(100), []
+    kept, made = http.Kept(100), []
     for tag in ("a", "b", "a", "c", "a", "b"):
         kept.get(tag, lambda tag=tag: made.append(tag) or os.urandom(20))
     assert made == ["a", "b", "c", "b"]
@@ -416,8 +416,8 @@ def test_findings_say_what_to_act_on_and_where_to_look(panel, tmp_path):
 
 def test_findings_are_found_once_until_the_run_changes(panel, tmp_path, monkeypatch):
     calls = []
-    find = panel.plugin._runs._find_all
-    monkeypatch.setattr(panel.plugin._runs, "_find_all", lambda run, events: calls.append(1) or find(run, events))
+    find = panel.plugin._runs._explainer.find
+    monkeypatch.setattr(panel.plugin._runs._explainer, "find", lambda run, events: calls.append(1) or find(run, events))
     panel.json("findings", run=RUN)
     panel.json("findings", run=RUN)
     assert len(calls) == 1
@@ -429,7 +429,7 @@ def test_findings_are_found_once_until_the_run_changes(panel, tmp_path, monkeypa
 
 
 def test_a_rule_of_the_findings_that_fails_is_told_as_one(panel, monkeypatch, caplog):
-    monkeypatch.setattr(panel.plugin._runs, "_find_all", lambda run, events: 1 / 0)
+    monkeypatch.setattr(panel.plugin._runs._explainer, "find", lambda run, events: 1 / 0)
     (told,) = panel.json("findings", run=RUN)["findings"]
     assert told["rule"] == "findings_failed" and "ZeroDivisionError" in told["evidence"]
     assert panel.json("events", run=RUN)["events"][0]["message"]
@@ -558,7 +558,7 @@ def test_a_disk_that_refuses_is_503_with_the_reason(panel, monkeypatch):
 
 
 def test_a_fault_of_our_own_is_told_in_json_and_in_the_log(panel, monkeypatch, caplog):
-    monkeypatch.setattr(plugin, "run_impl", lambda snapshot: 1 / 0)
+    monkeypatch.setattr(impl, "run_impl", lambda snapshot: 1 / 0)
     assert "ZeroDivisionError" in panel.refused(500, "run", run=RUN)
     assert "Traceback" in caplog.text and panel.get("events", run=RUN).status_code == 200
 

@@ -14,7 +14,7 @@ from tbnum.log.reader import Run
 from tbnum.log.schema import step_columns
 from tbnum.log.session_file import SessionFile
 from tbnum.log.writer import LogWriter
-from tensorboard_plugin_tbnum import runs
+from tensorboard_plugin_tbnum import explaining, runs
 from tensorboard_plugin_tbnum.runs import Root, RunTable, UnknownRun, roots
 from tests.recorded import META, append, open_log, record, skip
 
@@ -328,7 +328,7 @@ def test_who_asks_for_steps_does_not_wait_for_the_events_of_the_same_run(tmp_pat
 
 
 def test_explaining_begins_when_the_quick_questions_in_progress_are_answered(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "PATIENCE_SECONDS", 30)
+    monkeypatch.setattr(explaining, "PATIENCE_SECONDS", 30)
     record(tmp_path / "a", events=[skip(3)])
     begun = threading.Event()
     of = table(tmp_path, explain=lambda run: begun.set() or run.raw_events)
@@ -339,7 +339,7 @@ def test_explaining_begins_when_the_quick_questions_in_progress_are_answered(tmp
         assert not begun.wait(0.05)
     assert begun.wait(10)
     asking.join(30)
-    monkeypatch.setattr(runs, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(explaining, "PATIENCE_SECONDS", 0.01)
     of = table(tmp_path, explain=lambda run: run.raw_events)
     with of.quickly():  # one that hangs holds nothing up
         assert of.snapshot("a", events=True).events

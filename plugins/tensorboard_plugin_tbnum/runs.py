@@ -7,30 +7,28 @@ holds up the others.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
 import secrets
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tbnum.explain.finding import OF_THE_RUN, Finding
 from tbnum.explain.repeats import seed_of, setting
 from tbnum.log.files import Place, RemotePath, is_url
 from tbnum.log.logdir import find_runs
-from tbnum.log.ranks import Ranks
-from tbnum.log.reader import Run, Totals, session_metas
-from tbnum.log.scalar_log import Peek, ScalarRun, missing_tag
-from tbnum.log.schema import Event
-from tbnum.log.tensors_reader import Histograms, Tensors
+from tbnum.log.reader import Run, session_metas
+from tbnum.log.scalar_log import Peek, missing_tag
 from tensorboard_plugin_tbnum.cells import CellCache
+from tensorboard_plugin_tbnum.entries import Entry, newest, optimizers_of
+from tensorboard_plugin_tbnum.explaining import Explain, Explainer, Find
+from tensorboard_plugin_tbnum.snapshots import Listing, Recorded, Row, Snapshot
 
 __all__ = ["Listing", "Root", "Row", "RunTable", "Snapshot", "UnknownRun", "roots"]
 
@@ -44,10 +42,6 @@ IDLE_SECONDS = 30.0
 """How often the folders are looked through when nobody asks."""
 FIRST_SCAN_SECONDS = 5.0
 """So long a question about a run that is not known yet waits for the first scan."""
-MOMENT_SECONDS = 0.2
-"""What takes longer to work out is not done anew for each new step of a run."""
-PATIENCE_SECONDS = 0.5
-"""So long at most it waits for questions that are answered in a moment."""
 BUDGET_BYTES = 400 << 20
 """Steps and events kept in memory, all runs together."""
 EVENT_BYTES = 2_000
@@ -55,11 +49,6 @@ EVENT_BYTES = 2_000
 
 POINT_BYTES = 24
 """What a point of a scalar log takes besides the columns, as more may come that supersedes it."""
-
-Explain = Callable[["Recorded"], Sequence[Event]]
-"""The events of a run with their causes."""
-Find = Callable[["Recorded", Sequence[Event]], Sequence[Finding]]
-"""The findings of a run with its explained events."""
 
 
 class UnknownRun(LookupError):
@@ -72,116 +61,6 @@ class Root:
 
     folder: str
     prefix: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A run in the table of runs. What is not known yet is None."""
-
-    run: str
-    totals: Totals | None = None
-    optimizers: tuple[str, ...] | None = None
-    """From the head of its files; None until they were looked at."""
-    problems: int | None = None
-    """None until the run was asked for: only its records tell."""
-    findings: Mapping[str, int] | None = None
-    """How many of each severity. None until its findings were asked for."""
-    seed: Any = None
-    """As its first session told it; None where it did not."""
-    setting: str | None = None
-    """Equal for runs that differ in nothing but the seed; None until the head of its files was looked at."""
-    source: str = "tbnum"
-    """"tensorboard" where the run was read from a scalar log: what it says of skips is inferred."""
-    steps_read: int | None = None
-    """How many of its steps were read so far, while they are read for the first time; None at all other times."""
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The table of runs as last looked at, in order of name."""
-
-    ready: bool
-    """Whether every folder was looked through at least once."""
-    logdir: str
-    rows: Sequence[Row]
-    errors: Mapping[str, str]
-    """Reasons why something could not be read, by run or folder."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A run at one moment. Nothing in it changes when the run goes on."""
-
-    run: str
-    version: str
-    """Changes whenever the run does."""
-    steps: Mapping[str, np.ndarray]
-    """Columns by name, each (S,). `step` and `wall_time` are always there."""
-    meta: Mapping[str, Any]
-    problems: Sequence[str]
-    events: Sequence[Event]
-    """Explained. Empty unless asked for."""
-    findings: Sequence[Finding] = ()
-    """Empty unless asked for."""
-    events_version: str = ""
-    """Changes whenever events or findings do; they may be those of a moment before `version`."""
-    tensors: Tensors | None = None
-    """None unless asked for."""
-    histograms: Histograms | None = None
-    """As `tensors`."""
-    cells: CellCache = field(default_factory=CellCache)
-    """What is kept in memory of `tensors`."""
-    ranks: Ranks | None = None
-    """What its ranks recorded, where there are several. None unless asked for."""
-    derived: dict[str, np.ndarray] = field(default_factory=dict)
-    """Columns that were worked out from `steps`, for the next question."""
-
-    @property
-    def name(self) -> str:
-        return self.run
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What rules explain: a run at one moment. Its tables of tensors are opened when a rule asks for them."""
-
-    name: str
-    steps: Mapping[str, np.ndarray]
-    raw_events: Sequence[Event]
-    meta: Mapping[str, Any]
-    _run: Run
-
-    @property
-    def tensors(self) -> Tensors:
-        return self._run.tensors
-
-    @property
-    def histograms(self) -> Histograms:
-        return self._run.histograms
-
-    @property
-    def ranks(self) -> Ranks | None:
-        return self._run.ranks
-
-
-@dataclass(frozen=True)
-class _Explained:
-    """What the rules said of a run."""
-
-    version: str
-    record: Recorded
-    events: Sequence[Event]
-    problems: Sequence[str]
-    until: float
-    """So long it may stand though the run went on."""
-    findings: Sequence[Finding] | None = None
-    """None until asked for."""
-
-
-def _stands_until(started: float) -> float:
-    """How long what took from `started` until now may stand: not at all if that was a moment."""
-    took = time.monotonic() - started
-    return started if took < MOMENT_SECONDS else started + 5 * took
 
 
 def roots(logdir: str | None, logdir_spec: str | None = None) -> list[Root]:
@@ -223,8 +102,7 @@ class RunTable:
     ) -> None:
         self.logdir = ", ".join(root.folder for root in where)
         self._roots = tuple(where)
-        self._explain = explain
-        self._find_all = find
+        self._explainer = Explainer(explain, find)
         self._tags = dict(tags or {})  # by column, of runs that never used tbnum
         self._sizes: dict[str, Sequence[tuple[str, int]]] = {}  # of files behind URLs, as last listed
         self._peeks: dict[Place, Peek] = {}  # of their folders, and of those without anything to show
@@ -233,14 +111,12 @@ class RunTable:
         self._salt = secrets.token_hex(4)
         self._serials = itertools.count()
         self._lock = threading.Lock()  # of the attributes below; never held while a file is read
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self._errors: dict[str, str] = {}
         self._ready = threading.Event()
         self._wanted = threading.Event()
         self._asked = float("-inf")
         self._thread: threading.Thread | None = None
-        self._quick = 0  # questions in progress that somebody waits for a curve with
-        self._none_quick = threading.Condition()
 
     @property
     def active(self) -> bool:
@@ -284,7 +160,7 @@ class RunTable:
             steps = {"step": np.empty(0, np.int64), "wall_time": np.full(count, np.nan), **steps}
             raw_events = run.raw_events
             version = f"{entry.serial}.{run.version}"
-            entry.optimizers, entry.problems = _optimizers([meta]), len(problems)
+            entry.optimizers, entry.problems = optimizers_of([meta]), len(problems)
             entry.bytes = sum(values.nbytes for values in steps.values()) + EVENT_BYTES * len(raw_events)
             entry.bytes += run.bytes_of_ranks
             if entry.derived_of != version:
@@ -298,7 +174,7 @@ class RunTable:
         told = None
         if events or findings:
             record = Recorded(name, steps, raw_events, meta, run)
-            told = self._explained_of(entry, record, version, findings)
+            told = self._explainer.explained(entry, record, version, findings)
             entry.problems = len(problems) + len(told.problems)
         self._evict(keep=entry)
         return Snapshot(
@@ -317,24 +193,9 @@ class RunTable:
             derived,
         )
 
-    @contextlib.contextmanager
-    def quickly(self) -> Iterator[None]:
-        """Marks a question that is answered in a moment: what takes long to work out does not begin meanwhile.
-
-        Both would be slower for it, as Python runs one of them at a time.
-        """
-        with self._none_quick:
-            self._quick += 1
-        try:
-            yield
-        finally:
-            with self._none_quick:
-                self._quick -= 1
-                self._none_quick.notify_all()
-
-    def _let_quick_ones_pass(self) -> None:
-        with self._none_quick:
-            self._none_quick.wait_for(lambda: not self._quick, PATIENCE_SECONDS)
+    def quickly(self) -> AbstractContextManager[None]:
+        """Marks a question that is answered in a moment: what takes long to work out does not begin meanwhile."""
+        return self._explainer.quickly()
 
     def sessions(self, name: str) -> Sequence[Mapping[str, Any]]:
         """What each session of a run told of itself when it began, oldest first. Reads no step: 0.1 ms a session."""
@@ -343,54 +204,6 @@ class RunTable:
             meta = self.snapshot(name).meta
             return [{key: meta[key] for key in ("source", "system", "tags", "every", "x", "scaler") if key in meta}]
         return session_metas(entry.folder) or list(self.snapshot(name).meta["sessions"])
-
-    def _explained_of(self, entry: _Entry, record: Recorded, version: str, findings: bool) -> _Explained:
-        """Events and, if asked for, findings of `record`; one thread at a time works on a run.
-
-        Of a run that goes on and takes long to explain, those of a moment ago, so that this takes a fifth of the time
-        at most.
-        """
-        with entry.explaining:
-            told = entry.told
-            if told is None or told.version != version:
-                recent = told is not None and time.monotonic() < told.until
-                same = told is not None and told.version.partition(".")[0] == version.partition(".")[0]
-                if not (recent and same):
-                    self._let_quick_ones_pass()
-                    told = self._explain_now(record, version)
-            assert told is not None
-            if findings and told.findings is None:
-                self._let_quick_ones_pass()
-                told = self._find_now(told)
-                entry.findings = Counter(finding.severity for finding in told.findings or ())
-            entry.told = told
-            return told
-
-    def _explain_now(self, record: Recorded, version: str) -> _Explained:
-        started = time.monotonic()
-        found: Sequence[Event] = record.raw_events
-        problems = []
-        try:
-            if self._explain is not None:
-                found = tuple(self._explain(record))
-        except Exception as error:
-            # A rule that fails must not hide the facts.
-            logger.exception("tbnum: the events of run %r could not be explained", record.name)
-            problems.append(f"the events could not be explained ({type(error).__name__}: {error})")
-        return _Explained(version, record, found, problems, _stands_until(started))
-
-    def _find_now(self, told: _Explained) -> _Explained:
-        started = time.monotonic()
-        found: Sequence[Finding] = ()
-        try:
-            if self._find_all is not None:
-                found = tuple(self._find_all(told.record, told.events))
-        except Exception as error:
-            # As with the events: what a rule stumbles over is told, and hides nothing else.
-            logger.exception("tbnum: the findings of run %r failed", told.record.name)
-            reason = f"{type(error).__name__}: {error}"
-            found = (Finding("findings_failed", "warning", "The findings of this run failed", reason, "", OF_THE_RUN),)
-        return replace(told, findings=found, until=max(told.until, _stands_until(started)))
 
     def scan(self) -> None:
         """Looks through the folders once. Some 150 us a run."""
@@ -429,9 +242,9 @@ class RunTable:
             if entry.name in unchanged and entry.totals is not None and entry.counted is None:
                 continue
             try:
-                entry.totals = _newest(entry.counted, entry.closed.totals)
+                entry.totals = newest(entry.counted, entry.closed.totals)
                 if entry.peek is None and entry.setting is None and (metas := session_metas(entry.folder)):
-                    entry.optimizers = _optimizers(metas) or None
+                    entry.optimizers = optimizers_of(metas) or None
                     entry.seed, entry.setting = seed_of(metas[0]), setting(metas[0])
             except Exception as error:
                 logger.debug("tbnum: run %r", entry.name, exc_info=True)
@@ -443,7 +256,7 @@ class RunTable:
 
     def _list(
         self, found: Mapping[str, Place], scalar_logs: Mapping[str, Peek], errors: Mapping[str, str]
-    ) -> list[_Entry]:
+    ) -> list[Entry]:
         """Takes the runs that were found into the table, those with record files and those with a scalar log alone."""
         folders = {**{name: peek.folder for name, peek in scalar_logs.items()}, **found}
         with self._lock:
@@ -454,7 +267,7 @@ class RunTable:
                 if folders.get(name) == entry.folder and (entry.peek is None) == (name in found)
             }
             self._entries = {
-                name: kept.get(name) or _Entry(name, folder, None if name in found else scalar_logs[name])
+                name: kept.get(name) or Entry(name, folder, None if name in found else scalar_logs[name])
                 for name, folder in folders.items()
             }
             self._errors = {**self._errors, **errors}
@@ -482,7 +295,7 @@ class RunTable:
         self._asked = time.monotonic()
         self._wanted.set()
 
-    def _find(self, name: str) -> _Entry:
+    def _find(self, name: str) -> Entry:
         self._want()
         entry = self._entries.get(name)
         if entry is None and self._thread is not None and not self._ready.is_set():
@@ -492,7 +305,7 @@ class RunTable:
             raise UnknownRun(f"there is no run {name!r} below {self.logdir}; the route `runs` lists those there are")
         return entry
 
-    def _opened(self, entry: _Entry) -> Run:
+    def _opened(self, entry: Entry) -> Run:
         """The run with its steps, fresh. Called under the entry's lock."""
         if entry.opened is None:
             entry.serial = f"{self._salt}-{next(self._serials)}"
@@ -507,12 +320,12 @@ class RunTable:
             entry.checked = time.monotonic()
         return entry.opened
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: Entry) -> None:
         with self._lock:
             if self._entries.get(entry.name) is entry:
                 del self._entries[entry.name]
 
-    def _evict(self, keep: _Entry) -> None:
+    def _evict(self, keep: Entry) -> None:
         """Lets go of runs that were not asked for lately until the rest fits. `keep` stays however large it is."""
         with self._lock:
             entries = [entry for entry in self._entries.values() if entry.bytes]
@@ -530,64 +343,6 @@ class RunTable:
                 entry.cells, entry.derived = CellCache(), {}
             finally:
                 entry.lock.release()
-
-
-class _Entry:
-    """A run of the table."""
-
-    def __init__(self, name: str, folder: Place, peek: Peek | None) -> None:
-        self.name = name
-        self.folder = folder
-        self.peek = peek  # None: the run has record files
-        self.closed = self.run()  # for its totals, which load nothing; used by the scan alone
-        self.totals: Totals | None = None
-        self.counted: Totals | None = None  # of a scalar log, when it was last read
-        self.lock = threading.Lock()  # of what follows
-        self.opened: Run | None = None
-        self.optimizers: tuple[str, ...] | None = None
-        self.problems: int | None = None
-        self.findings: Mapping[str, int] | None = None
-        self.seed: Any = None
-        self.setting: str | None = None
-        self.explaining = threading.Lock()  # of the next one; whoever holds it may wait for `lock`, never the other way
-        self.told: _Explained | None = None
-        self.derived: dict[str, np.ndarray] = {}
-        self.derived_of = ""  # which version of the run
-        self.cells = CellCache()
-        self.serial = ""
-        self.checked = float("-inf")
-        self.reading = False  # for the first time
-        self.used = float("-inf")
-        self.bytes = 0
-
-    def run(self) -> Run:
-        """The run anew, nothing of it read."""
-        if self.peek is not None:
-            return ScalarRun(self.folder, name=self.name, peek=self.peek)
-        return Run(self.folder, name=self.name)
-
-    def row(self) -> Row:
-        source = "tbnum" if self.peek is None else "tensorboard"
-        opened = self.opened  # may be let go of meanwhile
-        read = opened.steps_read if opened is not None and self.reading else None
-        return Row(
-            self.name, self.totals, self.optimizers, self.problems, self.findings, self.seed, self.setting, source, read
-        )
-
-
-def _newest(counted: Totals | None, ends: Totals) -> Totals:
-    """A scalar log is counted when it is read; how far it has come since then, its ends tell."""
-    if counted is None:
-        return ends
-    if ends.last_step is None:
-        return counted
-    return replace(counted, last_step=ends.last_step, last_wall_time=ends.last_wall_time)
-
-
-def _optimizers(metas: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of the optimizers that the newest session told of."""
-    told = metas[-1].get("optimizers") if metas else None
-    return tuple(map(str, told)) if isinstance(told, (Mapping, list)) else ()
 
 
 def _search(
