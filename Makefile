@@ -102,7 +102,7 @@ $(VENV)/created:
 
 $(VENV)/installed: $(VENV)/created pyproject.toml setup.py constraints.txt package-lock.json
 	@echo "== tbnum and what it needs (torch is large: minutes the first time)"
-	@python -m pip install -c constraints.txt -e .
+	@python -m pip install -c constraints.txt -e '.[demo]'
 	@touch $@
 
 $(VENV)/for-tests: $(VENV)/installed

@@ -1,20 +1,16 @@
-"""What a run comes to: its numbers, causes, events and findings, as text and as JSON. Loads no torch."""
+"""What a run comes to: its numbers, causes, events and findings, as words and as JSON. Loads no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
-import shutil
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tbnum.explain import CAUSES, Finding, NextOverflow, findings, next_overflow
+from tbnum.explain import Finding, NextOverflow, findings, next_overflow
 from tbnum.explain.record import Part, Record, attempts, is_scalar_log
-from tbnum.explain.summary import group_events, summarize, worth_reading
+from tbnum.explain.summary import summarize
 from tbnum.explain.words import (
     clock_text,
     count_text,
@@ -22,18 +18,13 @@ from tbnum.explain.words import (
     number_text,
     scale_text,
     share_text,
-    terminal_text,
 )
 from tbnum.export import as_records
 from tbnum.log.files import RemotePath
 from tbnum.log.reader import Run
 from tbnum.log.schema import Event
 
-__all__ = ["EVENTS_SHOWN", "Report", "print_event", "print_finding", "print_report", "scalar_source"]
-
-WIDTH = 100
-EVENTS_SHOWN = 20
-COLOURS = {"error": "31", "warning": "33"}
+__all__ = ["Report", "scalar_source"]
 
 
 @dataclass(frozen=True)
@@ -150,70 +141,3 @@ def scalar_source(meta: Mapping[str, Any]) -> str:
     axis = f"; x in {meta['x']}, {size:,} a {unit}" if size > 1 else ""
     tags = ", ".join(f"{column} from {tag!r}" for column, tag in meta["tags"].items())
     return f"TensorBoard scalars{whose}, {every}{axis}: {tags}; what is not logged is inferred or unknown"
-
-
-def print_report(report: Report, logdir: str) -> None:
-    print(terminal_text(f"{report.title}  ({report.state()})"))
-    for label, text in report.numbers():
-        _print_wrapped(text, f"  {label:<10}  ")
-    _print_causes(report.summary)
-    _print_events(report, logdir)
-    if report.findings:
-        print("\n  Findings")
-        for finding in report.findings:
-            print_finding(finding, "    ")
-    for problem in report.run.problems:
-        _print_wrapped(problem, "  problem     ")
-
-
-def _print_causes(summary: Mapping[str, Any]) -> None:
-    causes = summary["skipped"]["causes"]
-    if not causes:
-        return
-    print(f"\n  {'Skips by cause':<20}  {'skips':>7}  {'first':>9}  {'last':>9}")
-    for cause, row in causes.items():
-        print(f"    {cause:<20}{row['skips']:>7,}  {row['first_step']:>9}  {row['last_step']:>9}  {CAUSES[cause]}")
-
-
-def _print_events(report: Report, logdir: str) -> None:
-    groups = group_events(worth_reading(report.events))
-    if not groups:
-        return
-    print("\n  Events worth reading")
-    for group in groups[:EVENTS_SHOWN]:
-        print_event(group.first, "    ")
-        if group.more:
-            print(f"      {group.more}")
-    if len(groups) > EVENTS_SHOWN:
-        export = shlex.join(["tbnum", "export", logdir, "--run", report.name, "--events"])
-        print(f"    … and {len(groups) - EVENTS_SHOWN:,} more: {export}")
-
-
-def print_event(event: Event, indent: str) -> None:
-    clock = clock_text(event.wall_time)
-    label = f"{event.kind}, {event.cause}" if event.cause else event.kind
-    print(f"{indent}step {event.step}  {clock}  {_coloured(event.severity)}  {terminal_text(label)}")
-    _print_wrapped(event.message, indent + "  ")
-    if event.severity != "info":
-        _print_wrapped(event.remedy, indent + "  ")
-
-
-def print_finding(finding: Finding, indent: str) -> None:
-    print(f"{indent}{_coloured(finding.severity)}  {terminal_text(finding.title)}")
-    _print_wrapped(finding.evidence, indent + "  ")
-    _print_wrapped(finding.remedy, indent + "  ")
-
-
-def _print_wrapped(text: str, first: str) -> None:
-    """Prints `text` behind `first`, further lines below its beginning."""
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-    further = " " * len(first)
-    if text:
-        line = terminal_text(text)
-        print(textwrap.fill(line, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False))
-
-
-def _coloured(severity: str) -> str:
-    if severity in COLOURS and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        return f"\x1b[{COLOURS[severity]}m{severity}\x1b[0m"
-    return severity

@@ -23,7 +23,8 @@ from pathlib import Path
 from tests.recorded import record, skip
 
 ROOT = Path(__file__).parents[1]
-WITHOUT_TORCH = ("tensorboard", "numpy", "google-crc32c", "setuptools<81")  # tensorboard 2.16 imports pkg_resources
+# Of setuptools, tensorboard 2.16 imports pkg_resources.
+WITHOUT_TORCH = ("tensorboard", "numpy", "google-crc32c", "rich", "setuptools<81")
 
 
 def main() -> None:

@@ -461,7 +461,8 @@ def test_unusable_input_is_one_line_and_exit_code_2(
         ["report", ".", "--json", "--html", "page.html"],
         ["tail", ".", "--interval", "0"],
         ["export", ".", "--format", "xml"],
-        [],
+        ["report"],
+        ["nonsense"],
     ],
 )
 def test_arguments_that_make_no_sense_are_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]):

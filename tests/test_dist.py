@@ -109,7 +109,8 @@ def test_the_metadata_is_whole(dist: Dist) -> None:
     extras = set(metadata.get_all("Provides-Extra", []))
     assert {"test", "dev", "docs", "parquet"} <= extras
     needed = [each for each in metadata.get_all("Requires-Dist", []) if "extra ==" not in each]
-    assert {re.split("[<>=!~ ]", each)[0] for each in needed} == {"torch", "tensorboard", "numpy", "google-crc32c"}
+    names = {re.split("[<>=!~ ]", each)[0] for each in needed}
+    assert names == {"torch", "tensorboard", "numpy", "google-crc32c", "rich"}
     assert "tbnum = tensorboard_plugin_tbnum.loader:TbnumLoader" in dist.entry_points
     assert "tbnum = tbnum.cli:main" in dist.entry_points
 

@@ -1,0 +1,58 @@
+"""`tbnum export`: a run's steps, or its events, at full resolution."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+
+import numpy as np
+
+from tbnum import export
+from tbnum.command.inputs import UnusableInput, one_run, usable
+from tbnum.command.output import opened
+from tbnum.log.reader import Run
+
+__all__ = ["configure", "run"]
+
+FORMATS = ("csv", "json", "jsonl", "npz", "parquet")
+BINARY = ("npz", "parquet")
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--format", choices=FORMATS, default="csv", help="(default: %(default)s)")
+    command.add_argument("--events", action="store_true", help="the events with cause and message, not the steps")
+    command.add_argument("-o", "--output", default="-", metavar="FILE", help="'-' for standard output (default)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    form, binary = arguments.format, arguments.format in BINARY
+    if binary and arguments.events:
+        raise UnusableInput(f"{form} is for columns of numbers: export --events as csv, json or jsonl")
+    if binary and arguments.output == "-" and sys.stdout.isatty():
+        raise UnusableInput(f"{form} is binary: give a file with -o FILE")
+    if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UnusableInput("parquet needs pyarrow: pip install pyarrow")
+    chosen = usable(one_run(arguments))
+    try:
+        _write(chosen, form, arguments.events, arguments.output)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UnusableInput(f"cannot write {arguments.output!r}: {error.strerror or error}") from None
+    return 0
+
+
+def _write(run: Run, form: str, events: bool, name: str) -> None:
+    with opened(name, binary=form in BINARY) as stream:
+        if form == "npz":
+            np.savez_compressed(stream, **run.steps)  # type: ignore[arg-type]
+        elif form == "parquet":
+            export.write_steps_parquet(stream, run)
+        else:
+            of_steps, of_events = {
+                "csv": (export.write_steps_csv, export.write_events_csv),
+                "json": (export.write_steps_json, export.write_events_json),
+                "jsonl": (export.write_steps_jsonl, export.write_events_jsonl),
+            }[form]
+            (of_events if events else of_steps)(stream, run)

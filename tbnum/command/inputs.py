@@ -1,0 +1,206 @@
+"""What the command is given: folders, runs in them, and the part of a run that is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from tbnum.command.output import console
+from tbnum.explain import explain_run
+from tbnum.explain.summary import step_count
+from tbnum.explain.words import terminal_text
+from tbnum.log.logdir import read
+from tbnum.log.reader import Run
+from tbnum.log.tags import checked_mapping
+
+__all__ = [
+    "Since",
+    "UnusableInput",
+    "add_since",
+    "begin_of",
+    "listed",
+    "one_by_one",
+    "one_run",
+    "positive_seconds",
+    "rate",
+    "runs_of",
+    "shown_logdir",
+    "usable",
+]
+
+
+class UnusableInput(Exception):
+    """What the user gave cannot be worked with. The message says what, and what to do."""
+
+
+# -- folders and runs --------------------------------------------------------------------------------------------------
+
+
+def runs_of(arguments: argparse.Namespace) -> dict[str, Run]:
+    """The runs asked for; at least one. With several folders a run's name begins with its folder."""
+    runs: dict[str, Run] = {}
+    for logdir in arguments.logdir:
+        found = _read(logdir, arguments.map)
+        several = len(arguments.logdir) > 1
+        runs |= {_name_of(logdir, name) if several else name: run for name, run in found.items()}
+    where = shown_logdir(arguments)
+    if not runs:
+        raise UnusableInput(
+            f"no runs in {where}: give the logdir of tbnum.wrap(), or a folder above it; or one with TensorBoard "
+            "scalars of a loss or a loss scale, whose tags --map takes where they are not recognised"
+        )
+    if arguments.run is None:
+        return runs
+    if arguments.run not in runs:
+        raise UnusableInput(f"no run {arguments.run!r} in {where}; there is {listed(runs)}")
+    return {arguments.run: runs[arguments.run]}
+
+
+def _read(logdir: str, mapping: Sequence[str] | None) -> dict[str, Run]:
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            runs = read(logdir, explain=explain_run, tags=checked_mapping(mapping))
+    except ValueError as error:
+        raise UnusableInput(str(error)) from None
+    except OSError as error:
+        reason = f"cannot read {logdir!r}: {error.strerror}" if error.strerror else str(error)
+        raise UnusableInput(f"{reason}; give the logdir of tbnum.wrap(), or a folder above it") from None
+    for warning in caught:
+        print(f"tbnum: {warning.message}", file=sys.stderr)
+    return runs
+
+
+def _name_of(logdir: str, name: str) -> str:
+    folder = logdir.rstrip("/") or logdir
+    return folder if name == "." else f"{folder}/{name}"
+
+
+def shown_logdir(arguments: argparse.Namespace) -> str:
+    return ", ".join(repr(logdir) for logdir in arguments.logdir)
+
+
+def one_run(arguments: argparse.Namespace) -> Run:
+    runs = runs_of(arguments)
+    if len(runs) > 1:
+        raise UnusableInput(
+            f"{len(runs)} runs in {shown_logdir(arguments)}: choose one with --run; there is {listed(runs)}"
+        )
+    (run,) = runs.values()
+    return run
+
+
+def listed(runs: Mapping[str, Run]) -> str:
+    names = [repr(name) for name in runs]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def usable(run: Run) -> Run:
+    """`run`, if anything of it could be read."""
+    try:
+        nothing = not step_count(run) and not run.raw_events
+        problems = run.problems
+    except (OSError, ValueError) as error:
+        raise UnusableInput(f"cannot read the run {run.name!r}: {error}") from None
+    if nothing and problems:
+        raise UnusableInput(f"nothing of the run {run.name!r} can be read: {problems[0]}")
+    return run
+
+
+def one_by_one(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
+    """The runs in turn, with a progress bar on a terminal where there is more than one."""
+    errors = console(stderr=True)
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    hidden = not errors.is_terminal or len(runs) == 1
+    with Progress(*columns, console=errors, transient=True, disable=hidden) as progress:
+        task = progress.add_task("", total=len(runs))
+        for name, run in runs.items():
+            progress.update(task, description=terminal_text(name))
+            yield name, usable(run)
+            progress.advance(task)
+
+
+# -- the part of a run -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Since:
+    """Where the part of a run begins that is asked for: at a step, or at a time."""
+
+    text: str
+    step: int | None = None
+    wall_time: float | None = None
+
+
+def add_since(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--since",
+        type=_since,
+        metavar="WHEN",
+        help="only what happened from a step on (1200), in the last while (90m, 12h, 3d), or since a time "
+        "(2026-01-31T12:00)",
+    )
+
+
+def _since(text: str) -> Since:
+    if text.isdigit():
+        return Since(text, step=int(text))
+    span = re.fullmatch(r"(\d+(?:\.\d*)?)([smhd])", text)
+    if span:
+        seconds = float(span[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[span[2]]
+        return Since(text, wall_time=time.time() - seconds)
+    try:
+        return Since(text, wall_time=datetime.fromisoformat(text).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no step (1200), no span of time (90m, 12h, 3d), and no time (2026-01-31T12:00)"
+        ) from None
+
+
+def begin_of(run: Run, since: Since | None) -> int | None:
+    """The step that `since` means in a run; None where it means all of it."""
+    if since is None:
+        return None
+    steps = run.steps
+    if since.step is not None:
+        begin = since.step
+    else:
+        row = int(np.searchsorted(steps.get("wall_time", np.empty(0)), since.wall_time or 0.0))
+        begin = int(steps["step"][row]) if row < step_count(run) else -1
+    if not step_count(run) or not 0 <= begin <= int(steps["step"][-1]):
+        raise UnusableInput(f"the run {run.name!r} has no step since {since.text}: give an earlier --since")
+    return begin
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def rate(text: str) -> float:
+    given = _number(text)
+    if not 0 <= given <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return given
+
+
+def positive_seconds(text: str) -> float:
+    seconds = _number(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
+    return seconds
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
