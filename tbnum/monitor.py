@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import math
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from tbnum._version import __version__
-from tbnum.alive import Alive
 from tbnum.arguments import (
     check_intervals,
     check_max_tensor_bytes,
@@ -30,11 +28,12 @@ from tbnum.arguments import (
     checked_scaler,
 )
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
+from tbnum.lifecycle import already_wrapped, open_monitors
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
 from tbnum.observe.activations import ActivationWatch
 from tbnum.observe.backward import observe_backward
-from tbnum.observe.caller import warn
+from tbnum.observe.caller import users_place
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scaler
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
@@ -56,14 +55,6 @@ __all__ = ["Monitor", "wrap"]
 
 _STATE_VERSION = 1
 VERIFY_INTERVAL = 10  # steps between second passes over clipped gradients, where no scalar is written either
-
-_monitors: Alive[Monitor] = Alive()  # those that are open
-
-
-@atexit.register  # before the log closes itself: finalizers were registered earlier, and run later
-def _at_exit() -> None:
-    for monitor in _monitors:
-        monitor._at_exit()
 
 
 def wrap(
@@ -133,7 +124,7 @@ def wrap(
     folder = checked_folder(logdir, writer)
     if activations and not modules:
         raise ValueError(f"activations={activations!r} needs model=, whose modules are to be watched.")
-    known = _already_wrapped(optimizers, its_scaler, folder)
+    known = already_wrapped(optimizers, its_scaler, folder, users_place())
     if known is not None:
         return known
     monitor = Monitor(
@@ -188,6 +179,7 @@ class Monitor:
             optimizers, scaler, folder, writer, modules, scalar_interval, config, max_tensor_bytes, tensorboard_tensors
         )
         self._recorder.watch(self._sentinels, self._activations)
+        self._scale = None if isinstance(scaler, torch.amp.GradScaler) else scaler
         if not isinstance(scaler, torch.amp.GradScaler):
             scaler = None
         self._observer = StepObserver(
@@ -222,7 +214,8 @@ class Monitor:
             self._recorder.close()
             raise
         self._earlier_error = id(getattr(sys, "last_value", None))  # of an interactive session, say
-        _monitors.add(self)
+        self._wrapped_at = users_place()
+        open_monitors.add(self)
 
     @property
     def writer(self) -> SummaryWriter | None:
@@ -373,9 +366,9 @@ class Monitor:
 
     def close(self) -> None:
         """Take every hook off, write what is left and close the files. A second call does nothing."""
-        if self not in _monitors:
+        if self not in open_monitors:
             return
-        _monitors.discard(self)
+        open_monitors.discard(self)
         self._release()
         self._observer.finish()
         self._recorder.write_activations(wait=True)
@@ -428,6 +421,10 @@ class Monitor:
         for kind, optimizer, data in lost_state(past, step, optimizers, scale, expected):
             self._observer.sight(kind, data, optimizer)
         self._recorder.redraw(past, step)
+
+    def _scaler_given(self) -> torch.amp.GradScaler | Callable[[], float] | None:
+        """What `wrap` was given, where it is alive."""
+        return self._scale if self._scaler is None else self._scaler()
 
     def call_when_closed(self, release: Callable[[], None]) -> None:
         """`close()` calls `release` as well: for hooks that an integration adds. It may be called twice."""
@@ -517,31 +514,3 @@ def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:
 
 def _told(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, str(error))))
-
-
-def _already_wrapped(optimizers: Mapping[str, torch.optim.Optimizer], scaler: Any, folder: Path) -> Monitor | None:
-    for monitor in _monitors:
-        held = monitor._observer.optimizers()
-        its_scaler = None if monitor._scaler is None else monitor._scaler()
-        shared = {id(each) for each in held.values()} & {id(each) for each in optimizers.values()}
-        if not shared and (scaler is None or its_scaler is not scaler):
-            if folder == monitor.logdir:
-                raise ValueError(
-                    f"another monitor of this process records {', '.join(held)} in {str(folder)!r}, and two records "
-                    "in one folder hide each other: give this one its own folder, or wrap all optimizers in one call."
-                )
-            continue
-        same = {id(each) for each in held.values()} == {id(each) for each in optimizers.values()}
-        if not same or its_scaler is not scaler:
-            raise ValueError(
-                f"some of these objects are recorded already, by a monitor that writes to {str(monitor.logdir)!r} "
-                f"(optimizers {', '.join(held)}; scaler {type(its_scaler).__name__}). Wrap all of them in one call, "
-                "or close() that monitor first."
-            )
-        if folder != monitor.logdir:
-            warn(
-                f"these objects are wrapped already and go on writing to {str(monitor.logdir)!r}; "
-                f"close() that monitor first to write to {str(folder)!r}."
-            )
-        return monitor
-    return None

@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch
 
-__all__ = ["steps_on_the_stack", "users_line", "warn"]
+__all__ = ["steps_on_the_stack", "users_line", "users_place", "warn"]
 
 _TORCH, _TBNUM = os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
 _NOT_THE_USERS = (_TORCH + os.sep, _TBNUM + os.sep, "<frozen")
@@ -25,6 +25,12 @@ def users_line() -> str | None:
     """
     frame, _ = _users_frame()
     return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def users_place() -> str | None:
+    """`/path/file.py:12` of that frame."""
+    frame, _ = _users_frame()
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def steps_on_the_stack(optimizer: torch.optim.Optimizer) -> int:
