@@ -109,8 +109,8 @@ def _end(monitor: Monitor, left_over: list[torch.optim.Optimizer]) -> None:
         _warn_when_it_steps(
             optimizer,
             f"{type(optimizer).__name__} steps, and is not recorded any more: its record in {str(monitor.logdir)!r} "
-            f"ended when another optimizer was wrapped in its place ({line}). Give each its own folder, or wrap both in "
-            "one call.",
+            f"ended when another optimizer was wrapped in its place ({line}). Give each its own folder, or wrap both "
+            "in one call.",
         )
 
 
