@@ -410,9 +410,11 @@ class Monitor:
                 self._recorder.look_for_a_repeat_of(past)
                 return
             self._observer.next_step = step
-            self._recorder.resumed(step, int(np.count_nonzero(past.steps["skipped"][past.steps["step"] < step])))
+            self._recorder.resumed(step, _skipped_before(past.steps, step))
         else:
-            step, how = state["step"], "monitor state"
+            step, how = state["step"], state.get("how", "monitor state")
+            if "skipped_steps" not in state:
+                self._recorder.resumed(step, _skipped_before(past.steps, step))
         scaler = self._observer.scaler
         scale = None if scaler is None else scaler.get_scale()  # waits for the device, once in a continued session
         previous = None if state is None else state.get("session")
@@ -494,6 +496,15 @@ def _first_step(ref: weakref.ref[Monitor]) -> None:
     monitor = ref()
     if monitor is not None:
         monitor._first_step()
+
+
+def state_at(step: int, how: str) -> dict[str, Any]:
+    """For `load_state_dict`, where a checkpoint has no state of a monitor, and `how` knows at which step it was."""
+    return {"version": _STATE_VERSION, "step": step, "how": how}
+
+
+def _skipped_before(steps: Mapping[str, np.ndarray], step: int) -> int:
+    return int(np.count_nonzero(steps["skipped"][steps["step"] < step]))
 
 
 def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:

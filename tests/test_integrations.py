@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tbnum.integrations.framework import OLDEST, framework
 from tbnum.integrations.recording import OPTIONS
+from tbnum.monitor import wrap
 
 
 def test_what_is_not_installed_is_an_error_that_says_how_to_install_it() -> None:
@@ -43,3 +45,14 @@ def test_the_oldest_versions_are_those_that_the_extras_ask_for() -> None:
 def test_the_callbacks_take_every_option_of_wrap_that_a_framework_does_not_tell() -> None:
     assert {"tensor_interval", "histogram_interval", "scalar_interval", "activations", "config"} <= set(OPTIONS)
     assert not {"optimizer", "scaler", "logdir", "writer", "model"} & set(OPTIONS)
+
+
+@pytest.mark.parametrize("framework_name", ["lightning", "transformers"])
+def test_a_callback_has_the_options_of_wrap_with_its_defaults_as_arguments_of_its_own(framework_name: str) -> None:
+    """Tools that read signatures (LightningCLI) offer no others."""
+    module = pytest.importorskip(f"tbnum.integrations.{framework_name}")
+    parameters = inspect.signature(module.NumericsCallback).parameters
+    theirs = inspect.signature(wrap).parameters
+    assert {name: (parameters[name].default, parameters[name].annotation) for name in OPTIONS} == {
+        name: (theirs[name].default, theirs[name].annotation) for name in OPTIONS
+    }

@@ -238,6 +238,78 @@ def test_a_second_fit_goes_on_and_an_exception_is_in_the_record(tmp_path: Path) 
     assert callback.monitor is None and copy.deepcopy(callback).monitor is None
 
 
+def test_a_checkpoint_from_before_tbnum_goes_on_at_the_trainers_step(tmp_path: Path) -> None:
+    before = trainer(tmp_path, max_epochs=1)
+    module = fit(before, Module(), GOOD)
+    before.save_checkpoint(tmp_path / "before.ckpt")
+    callback = NumericsCallback(tmp_path / "run")
+    after = trainer(tmp_path, [callback], max_epochs=2)
+    fit(after, Module(), GOOD, ckpt_path=tmp_path / "before.ckpt")
+    steps = run_of(tmp_path / "run").steps["step"].tolist()
+    assert steps == list(range(before.global_step, after.global_step)) and before.global_step > 0
+    assert module is not None
+
+
+def test_a_checkpoint_from_before_the_callback_continues_a_record_that_knows_less(tmp_path: Path) -> None:
+    """The record ends at an earlier step than the checkpoint: those between are not there, and no step is renamed."""
+    early = trainer(tmp_path, [NumericsCallback(tmp_path / "run")], max_epochs=1)
+    module = fit(early, Module(), GOOD)
+    unseen = trainer(tmp_path, max_epochs=3)
+    early.save_checkpoint(tmp_path / "early.ckpt")
+    fit(unseen, module, GOOD, ckpt_path=tmp_path / "early.ckpt")
+    unseen.save_checkpoint(tmp_path / "unseen.ckpt")
+    late = trainer(tmp_path, [NumericsCallback(tmp_path / "run")], max_epochs=4)
+    fit(late, Module(), GOOD, ckpt_path=tmp_path / "unseen.ckpt")
+    run = run_of(tmp_path / "run")
+    assert run.steps["step"].tolist() == [
+        *range(early.global_step),
+        *range(unseen.global_step, late.global_step),
+    ]
+    (resume,) = [event for event in run.events if event.kind == "resume"]
+    assert f"from step {unseen.global_step}, as the framework counts its steps" in resume.message
+
+
+CLI = """
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringModel
+import tbnum.integrations.lightning
+LightningCLI(BoringModel, save_config_callback=None)
+"""
+
+
+def test_lightning_cli_takes_every_option_of_wrap(tmp_path: Path) -> None:
+    pytest.importorskip("jsonargparse", reason="needs jsonargparse[signatures]")
+    pytest.importorskip("lightning", reason="needs lightning")
+    (tmp_path / "train.yaml").write_text(f"""
+trainer:
+  max_steps: 6
+  accelerator: cpu
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+  callbacks:
+    - class_path: tbnum.integrations.lightning.NumericsCallback
+      init_args:
+        logdir: {tmp_path / "run"}
+        tensor_interval: 2
+        scalar_interval: null
+        activations: ["layer"]
+        config: {{dataset: books}}
+""")
+    done = subprocess.run(
+        [sys.executable, "-c", CLI, "fit", "--config", str(tmp_path / "train.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = run_of(tmp_path / "run")
+    assert run.steps["step"].tolist() == list(range(6)) and run.meta["config"] == {"dataset": "books"}
+    assert np.isfinite(run.steps["param_norm"]).tolist() == [True, False] * 3
+
+
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 

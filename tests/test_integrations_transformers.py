@@ -208,6 +208,36 @@ def test_a_resumed_training_is_one_record_and_names_the_state_that_did_not_come_
             np.testing.assert_array_equal(run.steps[name], plain.steps[name], err_msg=name)
 
 
+def test_a_checkpoint_from_before_tbnum_goes_on_at_the_trainers_step(tmp_path: Path) -> None:
+    trainer(tmp_path, [], **SAVING).train()
+    second = trainer(tmp_path, [NumericsCallback(tmp_path / "run")], **SAVING)
+    second.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{SAVED_AT}"))
+    run = run_of(tmp_path / "run")
+    assert run.steps["step"].tolist() == list(range(SAVED_AT, STEPS))
+    assert second.state.global_step == STEPS
+
+
+def test_a_resumed_training_goes_on_in_the_folder_that_the_first_named_by_the_time(tmp_path: Path) -> None:
+    """TensorBoardCallback names a folder anew; another `output_dir` is another run."""
+
+    def theirs(name: str) -> Any:
+        return transformers.integrations.TensorBoardCallback(SummaryWriter(str(tmp_path / name)))
+
+    trainer(tmp_path, [theirs("runs/monday"), NumericsCallback()], **SAVING).train()
+    checkpoint = str(tmp_path / f"checkpoint-{SAVED_AT}")
+    trainer(tmp_path, [theirs("runs/tuesday"), NumericsCallback()], **SAVING).train(resume_from_checkpoint=checkpoint)
+    run = run_of(tmp_path / "runs/monday")
+    assert run.steps["step"].tolist() == list(range(STEPS)) and len(run.meta["sessions"]) == 2
+    assert not list((tmp_path / "runs/tuesday").glob("*.tbnum"))
+
+    other = tmp_path / "branch"
+    trainer(other, [theirs("branch/runs/tuesday"), NumericsCallback()], **SAVING).train(
+        resume_from_checkpoint=checkpoint
+    )
+    assert run_of(other / "runs/tuesday").steps["step"].tolist() == list(range(SAVED_AT, STEPS))
+    assert len(run_of(tmp_path / "runs/monday").meta["sessions"]) == 2
+
+
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 

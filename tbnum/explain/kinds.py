@@ -120,6 +120,7 @@ def _resume(seen: Occurrence) -> str:
     return message + {
         "log": ", by another process or writer.",
         "steps": "; what was logged from there on before is superseded.",
+        "framework": ", as the framework counts its steps.",
         "counted": ", as the optimizer's own count of updates tells.",
         "unknown": ", the first that is not in the log: from which step its checkpoint was, nothing tells.",
     }.get(seen.facts.how, ".")

@@ -10,7 +10,7 @@ from typing import Any
 from tbnum.arguments import check_optimizer_name
 from tbnum.explain.words import count_text
 from tbnum.integrations.framework import framework
-from tbnum.integrations.recording import Recording, harmless
+from tbnum.integrations.recording import OPTIONS, Recording, harmless
 from tbnum.monitor import Monitor
 from tbnum.observe.caller import warn
 
@@ -43,7 +43,8 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
             another logger that has one. A resumed training goes on in the same record where the folder is the same.
         optimizer_names: where `configure_optimizers` returns several, their names in the record, in that order;
             without it `optimizer0`, `optimizer1` and so on.
-        options: those of `tbnum.wrap`.
+        tensor_interval, histogram_interval, activations, scalar_interval, tensorboard_tensors, max_tensor_bytes,
+            config, verbose: as of `tbnum.wrap`.
 
     Costs what `tbnum.wrap` does. Where a training cannot be recorded, a warning says why, and it runs all the same.
 
@@ -57,10 +58,19 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
         logdir: str | os.PathLike[str] | None = None,
         *,
         optimizer_names: Sequence[str] | None = None,
+        tensor_interval: int = 50,
+        histogram_interval: int = 1000,
+        activations: bool | Sequence[str] = False,
+        scalar_interval: int | None = 10,
+        tensorboard_tensors: bool = False,
+        max_tensor_bytes: int = 256_000_000,
+        config: Mapping[str, Any] | None = None,
+        verbose: bool | None = None,
         **options: Any,
     ) -> None:
+        given = locals()
         super().__init__()
-        self._recording = Recording(logdir, options)
+        self._recording = Recording(logdir, {**options, **{name: given[name] for name in OPTIONS}})
         self._optimizer_names = None if optimizer_names is None else _checked_names(optimizer_names)
 
     @property
@@ -94,6 +104,8 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
             folder=folder,
             writer=logger.experiment if logger is not None and trainer.is_global_zero else None,
             resumed=trainer.global_step > 0,
+            # Of several optimizers Lightning counts each one's steps into the same number.
+            step=trainer.global_step if len(trainer.optimizers) == 1 else None,
         )
 
     def _optimizers(self, optimizers: Sequence[Any]) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 
 from tbnum.alive import Alive
 from tbnum.arguments import check_intervals, checked_folder
-from tbnum.monitor import Monitor, wrap
+from tbnum.monitor import Monitor, state_at, wrap
 from tbnum.observe.caller import warn
 
 __all__ = ["Recording", "harmless", "same_folder"]
@@ -74,11 +74,13 @@ class Recording:
         folder: str | os.PathLike[str] | None,
         writer: Any = None,
         resumed: bool,
+        step: int | None,
     ) -> None:
         """Record a training: in `logdir`, else through `writer`, the framework's own, else in `folder`.
 
-        `resumed`: it goes on where the state that was restored last, or the last training, left off.
-        Gives a warning, and no recording, where that cannot be.
+        `resumed`: it goes on where the state that was restored last, or the last training, left off; without such a
+        state (of a checkpoint from before tbnum) at `step`, the framework's own count of updates, None where it is not
+        that of one optimizer. Gives a warning, and no recording, where that cannot be.
         """
         self.end()
         state, self._state = self._state, None
@@ -103,6 +105,8 @@ class Recording:
             warn(f"tbnum records nothing of this training: {error}")
             return
         _open.add(self)
+        if state is None and step is not None:
+            state = state_at(step, "framework")
         if resumed and state is not None:
             try:
                 self.monitor.load_state_dict(state)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from tbnum.integrations.accelerate import check_supported
 from tbnum.integrations.framework import framework
-from tbnum.integrations.recording import Recording, harmless
+from tbnum.integrations.recording import OPTIONS, Recording, harmless
 from tbnum.monitor import Monitor
 from tbnum.observe.caller import warn
 
@@ -32,8 +33,11 @@ class NumericsCallback(TrainerCallback, ExportableState):
 
     Args:
         logdir: folder of the run. Without it that of the Trainer's TensorBoardCallback, through its writer, and
-            `<output_dir>/tbnum` where there is none or several processes train.
-        options: those of `tbnum.wrap`.
+            `<output_dir>/tbnum` where there is none or several processes train. TensorBoardCallback names its folder
+            by the time, so a training that is resumed goes on in the folder of the one before, if that is in the same
+            `output_dir`.
+        tensor_interval, histogram_interval, activations, scalar_interval, tensorboard_tensors, max_tensor_bytes,
+            config, verbose: as of `tbnum.wrap`.
 
     Costs what `tbnum.wrap` does. Where a training cannot be recorded, a warning says why, and it runs all the same.
 
@@ -42,9 +46,25 @@ class NumericsCallback(TrainerCallback, ExportableState):
         ValueError: a value that `tbnum.wrap` refuses.
     """
 
-    def __init__(self, logdir: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        self._recording = Recording(logdir, options)
+    def __init__(
+        self,
+        logdir: str | os.PathLike[str] | None = None,
+        *,
+        tensor_interval: int = 50,
+        histogram_interval: int = 1000,
+        activations: bool | Sequence[str] = False,
+        scalar_interval: int | None = 10,
+        tensorboard_tensors: bool = False,
+        max_tensor_bytes: int = 256_000_000,
+        config: Mapping[str, Any] | None = None,
+        verbose: bool | None = None,
+        **options: Any,
+    ) -> None:
+        given = locals()
+        self._recording = Recording(logdir, {**options, **{name: given[name] for name in OPTIONS}})
         self._has_begun = False
+        self._output_dir = ""
+        self._folder_before: str | None = None  # of the training that is resumed
         self.saved: Any = None  # set where the Trainer restores callbacks; on_train_begin reads it from its state
 
     @property
@@ -55,7 +75,10 @@ class NumericsCallback(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """Of this callback, for the Trainer's checkpoint: what JSON can hold, else the Trainer could not write it."""
         arguments = {"logdir": self._recording.logdir, **self._recording.options}
-        state = {"args": arguments, "attributes": {"saved": _state(self._recording)}}
+        saved = _state(self._recording)
+        if saved is not None and self.monitor is not None:
+            saved = {**saved, "folder": os.path.relpath(self.monitor.logdir, self._output_dir)}
+        state = {"args": arguments, "attributes": {"saved": saved}}
         plain: dict[str, Any] = json.loads(json.dumps(state, default=str))
         return plain
 
@@ -66,7 +89,10 @@ class NumericsCallback(TrainerCallback, ExportableState):
         self._has_begun = False
         self._recording.end()  # the last training may have ended in an exception
         ours = saved[0] if isinstance(saved, list) else saved
-        self._recording.restore(ours["attributes"].get("saved"))
+        monitor_state = dict(ours["attributes"].get("saved") or {})
+        self._output_dir = args.output_dir
+        self._folder_before = _within(args.output_dir, monitor_state.pop("folder", None))
+        self._recording.restore(monitor_state or None)
 
     @harmless
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -84,9 +110,18 @@ class NumericsCallback(TrainerCallback, ExportableState):
         # Its folder is named by the time, which the other processes do not know: they all write elsewhere then.
         its_folder_may_do = args.world_size == 1 or self._recording.logdir is not None
         writer = _tensorboard_writer(self) if its_folder_may_do else None
-        scaler = getattr(optimizer, "scaler", None)
         resumed = state.global_step > 0
-        self._recording.begin(optimizer, scaler, kwargs["model"], folder=folder, writer=writer, resumed=resumed)
+        if resumed and self._folder_before is not None and self._recording.logdir is None:
+            folder, writer = self._folder_before, None
+        self._recording.begin(
+            optimizer,
+            getattr(optimizer, "scaler", None),
+            kwargs["model"],
+            folder=folder,
+            writer=writer,
+            resumed=resumed,
+            step=state.global_step,
+        )
 
     @harmless
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -101,6 +136,14 @@ class NumericsCallback(TrainerCallback, ExportableState):
 @harmless
 def _state(recording: Recording) -> dict[str, Any] | None:
     return recording.state()
+
+
+def _within(output_dir: str, folder: Any) -> str | None:
+    """The folder of the training before, if it is still there. Outside of `output_dir` it is another run's."""
+    if not isinstance(folder, str) or os.path.isabs(folder) or folder.split(os.sep)[0] == os.pardir:
+        return None
+    path = os.path.join(output_dir, folder)
+    return path if os.path.isdir(path) else None
 
 
 def _tensorboard_writer(callback: NumericsCallback) -> Any:
