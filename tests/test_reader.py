@@ -503,7 +503,7 @@ def test_a_record_with_senseless_content_is_a_problem_and_no_crash(
     tmp_path: Path, tag: str, payload: str | bytes
 ) -> None:
     log = write(tmp_path, range(3), close=False)
-    schema_id = log._sink._schema_id
+    schema_id = log._sink.packer.schema_id
     with log.path.open("ab") as file:
         trailer = Trailer(schema_id=schema_id).pack()
         file.write(frame(encode(tag, payload, trailer=trailer, step=0, wall_time=0.0)))

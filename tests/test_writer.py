@@ -27,10 +27,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tbnum.log import session_writer
 from tbnum.log import writer as writer_module
 from tbnum.log.reader import Run
 from tbnum.log.record_file import RecordTail, decode
 from tbnum.log.schema import (
+    FORMAT_VERSION,
     MAX_EVENT_BYTES,
     REPEAT_EVERY_BYTES,
     TAG_DROPPED,
@@ -114,7 +116,7 @@ def test_the_file_is_there_at_once_and_named_by_time_host_and_process(tmp_path: 
     with open_log(tmp_path / "deep" / "run") as log:
         assert re.fullmatch(rf"\d{{13}}\.[A-Za-z0-9_-]+\.{os.getpid()}\.tbnum", log.path.name)
         (session,) = records(log.path, TAG_SESSION)
-        assert session["first_step"] == 0 and session["format_version"] == 1 and session["session"]
+        assert session["first_step"] == 0 and session["format_version"] == FORMAT_VERSION and session["session"]
         assert "ended" not in session
 
 
@@ -416,13 +418,75 @@ def test_after_close_every_call_does_nothing(tmp_path: Path) -> None:
 def test_changes_of_the_session_stand_after_the_steps_before_them(tmp_path: Path) -> None:
     with open_log(tmp_path, meta={"first_step": 0, "seed": 1}) as log:
         log.append_step(row(0))
-        log.update_meta(first_step=5)
+        log.update_meta(seed=2)
         tags = [each.tag for each in map(decode, (found.data for found in RecordTail(log.path).read())) if each]
         assert tags == [TAG_SESSION, TAG_SCHEMA, TAG_STEPS, TAG_SESSION, TAG_SCHEMA]
-        assert [(each["seed"], each["first_step"], each["part"]) for each in records(log.path, TAG_SESSION)] == [
-            (1, 0, 0),
-            (1, 5, 1),
-        ]
+        assert [(each["seed"], each["first_step"]) for each in records(log.path, TAG_SESSION)] == [(1, 0), (2, 0)]
+
+
+def test_a_run_that_goes_back_goes_on_in_a_file_of_its_own(tmp_path: Path) -> None:
+    with open_log(tmp_path, meta={"first_step": 0, "seed": 1}) as log:
+        before = log.path
+        log.update_meta(first_step=3)
+        assert log.path == before, "nothing was recorded so far: the session itself begins there"
+        for step in range(3, 10):
+            log.append_step(row(step))
+        log.write_event(skip(9))
+        log.update_meta(first_step=5, seed=2)
+        after = log.path
+        assert before.name < after.name and log.tensors_path.name.startswith(after.name.removesuffix(".tbnum"))
+        log.append_step(row(5))
+        log.append_steps([row(6), row(7)])
+    assert [each["ended"] for path in (before, after) for each in records(path, TAG_SESSION)[-1:]] == [
+        "rewound",
+        "closed",
+    ]
+    first, second = records(before, TAG_SESSION)[-1], records(after, TAG_SESSION)[0]
+    assert (second["seed"], second["first_step"], second["session"]) == (2, 5, first["session"])
+    assert second["start_time"] > first["start_time"]
+    run = Run(tmp_path)
+    assert run.steps["step"].tolist() == [3, 4, 5, 6, 7] and run.raw_events == [] and run.problems == []
+    assert (run.totals.steps, run.totals.sessions, run.totals.ended) == (5, 2, "closed")
+    assert Run(tmp_path, session=0).steps["step"].tolist() == list(range(3, 10))
+
+
+def test_steps_that_fall_back_unannounced_begin_a_file_of_their_own(tmp_path: Path) -> None:
+    with open_log(tmp_path, chunk_steps=4) as log:
+        log.append_steps([row(step) for step in (0, 1, 2, 3, 4, 2, 3, 3, 4)])
+        assert log.flush()
+    files = sorted(tmp_path.glob("*.tbnum"))
+    assert [Run(tmp_path, session=at).steps["step"].tolist() for at in range(3)] == [[0, 1, 2, 3, 4], [2, 3], [3, 4]]
+    assert len(files) == 3 and Run(tmp_path).steps["step"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_goes_back_where_no_file_can_be_made_goes_on_in_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_log(tmp_path) as log, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        log.append_steps([row(step) for step in range(6)])
+        log.flush()
+        with monkeypatch.context() as patch:
+            refuse = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            patch.setattr(session_writer, "RecordAppender", lambda *_, **__: (_ for _ in ()).throw(refuse))
+            log.update_meta(first_step=2)
+            log.append_steps([row(2), row(3)])
+            log.flush()
+        assert "Too many open files" in str(caught[0].message)
+    assert len(list(tmp_path.glob("*.tbnum"))) == 1
+    run = Run(tmp_path)
+    assert run.steps["step"].tolist() == [0, 1, 2, 3] and run.totals.steps == 4
+    assert run.meta["first_step"] == 2
+
+
+def test_many_steps_at_once_are_bounded_as_single_ones_are(tmp_path: Path) -> None:
+    with open_log(tmp_path, chunk_steps=10) as log, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with log._sink._draining:  # nothing is written
+            for at in range(0, 200_000, 1000):
+                log.append_steps([row(step) for step in range(at, at + 1000)])
+            assert len(log._sink.rows) < 60_000
+            assert log.dropped["writing too slow"] == 200_000 - len(log._sink.rows)
 
 
 def test_a_session_too_long_for_a_record_leaves_out_what_is_longest_and_says_so(tmp_path: Path) -> None:
@@ -693,7 +757,7 @@ def test_a_forked_child_writes_nothing_and_does_not_hang(tmp_path: Path) -> None
         log.append_step(row(0))
 
         def hold() -> None:  # as the background thread does while it writes
-            with log._sink._draining, log._sink._writing, log._sink._counting:
+            with log._sink._draining, log._sink._writing, log._sink.lost._counting:
                 held.set()
                 release.wait()
 

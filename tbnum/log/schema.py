@@ -37,8 +37,11 @@ __all__ = [
     "step_columns",
 ]
 
-FORMAT_VERSION = 1
-"""Raised when an older reader could misread a new file. A reader refuses what is newer than itself."""
+FORMAT_VERSION = 2
+"""Raised when an older reader could misread a new file. A reader refuses what is newer than itself.
+
+2: a run that goes back to an earlier step begins a new file; in 1 it went on in its file, as the session's next `part`.
+"""
 
 PLUGIN_NAME = "tbnum"
 RECORD_SUFFIX = ".tbnum"
@@ -296,7 +299,7 @@ TRAILER_BYTES = _TRAILER.size + _CHECK.size
 
 ENDED_CLOSED = 1  # the writer was closed
 ENDED_CRASH = 2  # a crash event was written
-REWOUND = 4  # the session went back to an earlier step: its totals count superseded steps too
+REWOUND = 4  # in format 1: the session went back to an earlier step, so its totals count superseded steps too
 
 
 SEVERITIES = ("info", "warning", "error")

@@ -2,8 +2,9 @@
 
 The payload of a table's record is
 
-    head      step, first step and number of the part of the session, number of rows, the checksums of its
-              names' and of its columns' records, and the reason or source as a position in the schema's list
+    head      step, in format 1 the first step and number of the part of the session (-1 and 0 since), number of rows,
+              the checksums of its names' and of its columns' records, and the reason or source as a position in the
+              schema's list
     lengths   for each column one byte that says how it is stored, and its length in bytes
     columns   one after another
 
@@ -116,8 +117,7 @@ class Head(NamedTuple):
     """What stands before a table's columns."""
 
     step: int
-    first_step: int  # of the part of the session; -1: unknown
-    part: int  # grows each time that the session goes back to an earlier step
+    part: int  # in format 1: grew each time that the session went back to an earlier step
     rows: int
     names: int  # `text_id` of the names' record
     columns: int  # `text_id` of the columns' record
@@ -161,9 +161,7 @@ def parse_columns(text: str | bytes) -> tuple[tuple[str, ...], str | None]:
     return tuple(map(str, fields["columns"])), fields.get("optimizer")
 
 
-def encode_tables(
-    table: TensorTable | HistogramTable, *, part: int = 0, first_step: int = -1
-) -> list[tuple[str, str, bytes]]:
+def encode_tables(table: TensorTable | HistogramTable) -> list[tuple[str, str, bytes]]:
     """The records of a table, each as the texts of its names and columns and its payload.
 
     One record, unless it would be longer than a record may be: then the rows are halved. ValueError where the arrays
@@ -184,17 +182,18 @@ def encode_tables(
         return [
             record
             for half in (slice(0, rows // 2), slice(rows // 2, rows))
-            for record in encode_tables(_rows_of(table, half), part=part, first_step=first_step)
+            for record in encode_tables(_rows_of(table, half))
         ]
-    head = Head(int(table.step), first_step, part, rows, text_id(names), text_id(columns), kind)
+    head = _HEAD.pack(int(table.step), -1, 0, rows, text_id(names), text_id(columns), kind)
     lengths = [_COLUMN.pack(how, len(data)) for how, data in packed]
-    return [(names, columns, b"".join([_HEAD.pack(*head), *lengths, *(data for _, data in packed)]))]
+    return [(names, columns, b"".join([head, *lengths, *(data for _, data in packed)]))]
 
 
 def head_of(payload: bytes) -> Head:
     """ValueError where the payload is shorter than a head."""
     try:
-        return Head(*_HEAD.unpack_from(payload))
+        step, _, *rest = _HEAD.unpack_from(payload)
+        return Head(step, *rest)
     except struct.error as error:
         raise ValueError(f"no head of a table: {error}") from None
 

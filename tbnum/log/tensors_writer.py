@@ -37,8 +37,6 @@ class Count(Protocol):
 
 class _Waiting(NamedTuple):
     table: TensorTable | HistogramTable
-    part: int
-    first_step: int
     bytes: int
 
     @property
@@ -68,9 +66,19 @@ class TensorsWriter:
         self._repeat_at = 0
         self._tables = 0  # in the file
 
-    def give(self, table: TensorTable | HistogramTable, part: int, first_step: int) -> bool:
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was given a table."""
+        return self._given_bytes > 0
+
+    @property
+    def bytes_left(self) -> int:
+        """How much of `max_bytes` there is still to take."""
+        return max(0, self._max_bytes - (0 if self._file is None else self._file.size))
+
+    def give(self, table: TensorTable | HistogramTable) -> bool:
         """Takes a table. True where it should be written at once. About 2 us."""
-        entry = _Waiting(table, part, first_step, table.nbytes + _TABLE_BYTES)
+        entry = _Waiting(table, table.nbytes + _TABLE_BYTES)
         if self._full and entry.regular:
             self._count(LIMIT_REACHED, warning=self._limit_warning())
             return False
@@ -110,7 +118,7 @@ class TensorsWriter:
         """OSError where the disk does not take it."""
         tag = TAG_HISTOGRAMS if isinstance(entry.table, HistogramTable) else TAG_TENSORS
         step = max(int(entry.table.step), 0)
-        for names, columns, payload in encode_tables(entry.table, part=entry.part, first_step=entry.first_step):
+        for names, columns, payload in encode_tables(entry.table):
             file = self._opened()
             if file.size >= self._repeat_at:
                 self._known.clear()
