@@ -450,15 +450,6 @@ def test_a_run_that_goes_back_goes_on_in_a_file_of_its_own(tmp_path: Path) -> No
     assert Run(tmp_path, session=0).steps["step"].tolist() == list(range(3, 10))
 
 
-def test_steps_that_fall_back_unannounced_begin_a_file_of_their_own(tmp_path: Path) -> None:
-    with open_log(tmp_path, chunk_steps=4) as log:
-        log.append_steps([row(step) for step in (0, 1, 2, 3, 4, 2, 3, 3, 4)])
-        assert log.flush()
-    files = sorted(tmp_path.glob("*.tbnum"))
-    assert [Run(tmp_path, session=at).steps["step"].tolist() for at in range(3)] == [[0, 1, 2, 3, 4], [2, 3], [3, 4]]
-    assert len(files) == 3 and Run(tmp_path).steps["step"].tolist() == [0, 1, 2, 3, 4]
-
-
 def test_a_run_that_goes_back_where_no_file_can_be_made_goes_on_in_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,7 +299,7 @@ TRAILER_BYTES = _TRAILER.size + _CHECK.size
 
 ENDED_CLOSED = 1  # the writer was closed
 ENDED_CRASH = 2  # a crash event was written
-REWOUND = 4  # in format 1: the session went back to an earlier step, so its totals count superseded steps too
+REWOUND = 4  # steps went back within the file, so its totals count superseded steps too
 
 
 SEVERITIES = ("info", "warning", "error")

@@ -51,6 +51,19 @@ class _Part:
         if self.start is None:
             self.start = step if self.first_step is None else min(step, self.first_step)
 
+    def append(self, rows: np.ndarray) -> None:
+        """Rows of rising steps. Where they go back, and no record said so, what is not before them is superseded."""
+        first, last = int(rows["step"][0]), self.steps.last_step()
+        self.begins(first)
+        assert self.start is not None
+        self.start = min(first, self.start)
+        if last is not None and first <= last:
+            kept = GrowingColumns()
+            kept.extend(self.steps, 0, self.steps.before(first))
+            self.steps = kept
+            self.events = [event for event in self.events if event.step < first]
+        self.steps.append(rows)
+
 
 class SessionFile(FollowedFile):
     """One session as its file tells it. `kept`: the columns that are kept, without an optimizer's name; None: all."""
@@ -100,8 +113,7 @@ class SessionFile(FollowedFile):
 
     def part_cuts(self) -> dict[int, int]:
         """By number, the step from which a part of the file is superseded by later ones of it. Of format 1 alone."""
-        by_number = {part.number: cut for part, cut in zip(self._parts, self._cuts(), strict=True)}
-        return {number: cut for number, cut in by_number.items() if cut is not None}
+        return {part.number: cut for part, cut in zip(self._parts, self._cuts(), strict=True) if cut is not None}
 
     def _cuts(self) -> list[int | None]:
         return cuts([part.start for part in self._parts])
@@ -241,15 +253,8 @@ class SessionFile(FollowedFile):
 
     def _append(self, rows: np.ndarray) -> None:
         """Appends rows of increasing steps."""
-        first, part = int(rows["step"][0]), self._parts[-1]
-        last = part.steps.last_step()
-        if last is not None and first <= last:  # back without a session record that says so: it was lost
-            part = _Part(part.number, None)
-            self._parts.append(part)
-        part.begins(first)
-        assert part.start is not None
-        part.start = min(first, part.start)
-        part.steps.append(rows if self.kept is None else rows[self._wanted(rows.dtype.names or ())])
+        part = self._parts[-1]
+        part.append(rows if self.kept is None else rows[self._wanted(rows.dtype.names or ())])
         if self._released:
             part.steps = part.steps.last_alone()
 

@@ -98,11 +98,6 @@ class SessionWriter:
         """Whether it has a step or an event that supersedes earlier sessions."""
         return self._totals.start >= 0
 
-    @property
-    def last_step(self) -> int:
-        """The last one written; -1 before."""
-        return self._totals.last_step
-
     def write_session(self, packer: RowPacker | None = None, **changes: Any) -> None:
         """Writes what the session tells of itself again, with `changes`; later rows are packed by `packer`."""
         self.packer = packer or self.packer
@@ -112,7 +107,7 @@ class SessionWriter:
             self._append(self._session_frames())
 
     def write_rows(self, rows: np.ndarray) -> None:
-        """Writes packed rows of rising steps as one chunk."""
+        """Writes packed rows as one chunk."""
         if not self._ready(lost=len(rows)):
             return
         totals, payload = self._totals_after(rows), rows.tobytes()
@@ -182,7 +177,7 @@ class SessionWriter:
             if totals.first_step < 0:
                 changes["first_step"] = int(steps[0])
             changes["start"] = self._started(int(steps[0]))
-            if steps[0] <= totals.last_step:
+            if steps[0] <= totals.last_step or (steps[1:] <= steps[:-1]).any():
                 changes["flags"] = totals.flags | REWOUND
         if "skipped" in names:
             changes["skipped_steps"] = totals.skipped_steps + int(np.count_nonzero(values["skipped"]))

@@ -388,11 +388,9 @@ class _Sink:
         payload, lost = self.packer.pack(batch)
         if lost:
             self.lost.count("step without the columns' values", lost)
-        for rows in _rising(np.frombuffer(payload, self.packer.dtype)):
+        if payload:
             with self._writing:
-                if "step" in (rows.dtype.names or ()) and rows["step"][0] <= self.session.last_step:
-                    self._next_session({"first_step": int(rows["step"][0])})
-                self.session.write_rows(rows)
+                self.session.write_rows(np.frombuffer(payload, self.packer.dtype))
 
     def _next_session(self, changes: Mapping[str, Any]) -> None:
         """The run went back: a new file, which supersedes from its first step. Both locks are held."""
@@ -431,13 +429,6 @@ class _Sink:
         self._thread = None
         self.tensors.forget()
         self.session.close()
-
-
-def _rising(rows: np.ndarray) -> list[np.ndarray]:
-    """Stretches of packed rows whose steps rise."""
-    if "step" not in (rows.dtype.names or ()):
-        return [rows]
-    return [stretch for stretch in np.split(rows, np.flatnonzero(np.diff(rows["step"]) <= 0) + 1) if len(stretch)]
 
 
 _WAKE = object()
