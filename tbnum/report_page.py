@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tbnum.explain import CAUSES
-from tbnum.explain.findings import nonfinite_losses
 from tbnum.explain.record import Record
 from tbnum.explain.summary import group_events, worth_reading
+from tbnum.explain.view import nonfinite_losses
 from tbnum.explain.words import number_text, scale_text
 from tbnum.log.columns import columns_named
 from tbnum.log.schema import Event

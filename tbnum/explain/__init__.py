@@ -16,37 +16,60 @@ from tbnum.explain.evidence import with_evidence
 from tbnum.explain.facts import Known
 from tbnum.explain.finding import Finding
 from tbnum.explain.findings import find
-from tbnum.explain.kinds import explained_event
+from tbnum.explain.hindsight import skip_in_hindsight, with_hindsight
+from tbnum.explain.kinds import explained_event, unexplained_event
+from tbnum.explain.led_here import LedHere, Quantity, what_led_here
+from tbnum.explain.live import LiveSpikes
+from tbnum.explain.nonfinite import spoiled_updates, update_event
+from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.past import LivePast, RecordedPast
 from tbnum.explain.predict import NextOverflow, next_overflow
 from tbnum.explain.ranks import events_of_all_ranks
 from tbnum.explain.record import Record, complete_events, first_step
 from tbnum.explain.rules import Rules
+from tbnum.explain.spikes import SPIKES, spike_events
 from tbnum.explain.words import as_float
 from tbnum.log.numbering import Numbering
 from tbnum.log.schema import Event
 
-__all__ = ["CAUSES", "Finding", "LiveExplainer", "NextOverflow", "explain_run", "findings", "next_overflow"]
+__all__ = [
+    "CAUSES",
+    "SPIKES",
+    "Finding",
+    "LedHere",
+    "LiveExplainer",
+    "NextOverflow",
+    "Quantity",
+    "explain_run",
+    "findings",
+    "next_overflow",
+    "what_led_here",
+]
 
 
 def explain_run(run: Record) -> list[Event]:
     """The events of a run with severity, cause, message and remedy, in order of step.
 
-    Beyond `run.raw_events` there is a `scale_collapse` where skips in a row amount to one, and a skip for each
-    skipped step whose event record was lost. Skips and non-finite steps carry what speaks for their cause in
-    `data["evidence"]`, from `run.tensors` too where there are any (see `evidence.with_evidence`).
+    Beyond `run.raw_events` there are those that the columns tell of: a `scale_collapse` where skips in a row amount to
+    one, a `nonfinite_update`, and a skip for each skipped step whose event record was lost. Skips and non-finite steps
+    carry what speaks for their cause in `data["evidence"]`, from `run.tensors` too where there are any (see
+    `evidence.with_evidence`). An event that cannot be explained says so; it does not cost the others.
     O(events), a few passes over the columns, and about 0.2 ms for each of at most 1,000 tables that are read.
     """
-    events = [Known.of(event) for event in events_of_all_ranks(complete_events(run), getattr(run, "ranks", None))]
+    known = [Known.of(event) for event in events_of_all_ranks(complete_events(run), getattr(run, "ranks", None))]
     steps = run.steps.get("step")
     recorded = int(steps[-1]) if steps is not None and len(steps) else -1
-    last_step = max(recorded, events[-1].step if events else -1)
-    look = CloseLook(run)
-    rules = Rules(RecordedPast(run.steps, look), run.meta, first_step(run))
+    last_step = max(recorded, known[-1].step if known else -1)
+    look, norms = CloseLook(run), ParameterNorms(run)
+    updates = spoiled_updates(run, norms, known)
+    rules = Rules(RecordedPast(run.steps, look, norms), run.meta, first_step(run), updates)
     explained: list[Event] = []
-    for event, later in zip(events, look_ahead(events, last_step, Numbering.of(run.meta)), strict=True):
-        explained += _explain(event, rules, later, look)
-    return explained
+    for event, later in zip(known, look_ahead(known, last_step, Numbering.of(run.meta)), strict=True):
+        explained += _explain(with_hindsight(event, last_step), rules, later, look)
+    derived = [update_event(run, update) for update in sorted({*updates, *rules.parameters.found})]
+    derived += spike_events(run)
+    explained += [explained_event(Known.of(event), None) for event in derived]
+    return sorted(explained, key=lambda event: event.step) if derived else explained
 
 
 def findings(run: Record, events: Sequence[Event] | None = None) -> list[Finding]:
@@ -66,6 +89,7 @@ class LiveExplainer:
         self._columns: Sequence[str] = ()
         self._at: tuple[int, int, int] = (-1, -1, -1)
         self._derived: list[Event] = []
+        self._spikes = LiveSpikes()
 
     def step(self, columns: Sequence[str], row: Sequence[Any]) -> None:
         """Takes a step that closed; before or after the events of the same step."""
@@ -73,6 +97,7 @@ class LiveExplainer:
             self._columns = columns
             at = {name: index for index, name in enumerate(columns)}
             self._at = (at["step"], at.get("loss", -1), at.get("skipped", -1))
+        self._spikes.step(columns, row)
         step, loss, skipped = self._at
         self._past.step(
             int(row[step]),
@@ -99,16 +124,29 @@ class LiveExplainer:
         derived, self._derived = self._derived, []
         return derived
 
+    def drained(self) -> list[Event]:
+        """Spikes that began since the last call, explained. For every 64 steps or so; 0.2 ms."""
+        return [explained_event(Known.of(event), None) for event in self._spikes.new()]
+
 
 def _explain(event: Known, rules: Rules, later: Later | None, look: CloseLook | None) -> list[Event]:
-    """The event in words, and after a skip the collapse that it made clear."""
+    """The event in words, and after a skip the collapse that it made clear. One that no rule can digest says so."""
+    try:
+        return _told(event, rules, later, look)
+    except Exception as error:
+        return [unexplained_event(event, error)]
+
+
+def _told(event: Known, rules: Rules, later: Later | None, look: CloseLook | None) -> list[Event]:
+    if event.kind == "nonfinite_step":
+        verdict = rules.nonfinite_step(event)
+        rules.notice(event)
+        return [with_evidence(explained_event(event, later, verdict), event.facts, None, None, look)]
     if event.kind != "skip":
         rules.notice(event)
-        if event.kind != "nonfinite_step":
-            return [explained_event(event, later)]
-        explained = explained_event(event, later, rules.nonfinite_since(event))
-        return [with_evidence(explained, event.facts, None, None, look)]
+        return [explained_event(event, later)]
     skip, collapse = rules.skip(event)
+    skip = skip_in_hindsight(skip, event, later)
     told = [with_evidence(explained_skip(event, skip, later), event.facts, skip, later, look)]
     if collapse is not None:
         told.append(explained_collapse(event.event, collapse, later))

@@ -25,6 +25,7 @@ class Later:
     last_skip: int  # the last of them
     lowest_scale: float  # after the last of them
     ongoing: bool  # the record ends with that row
+    losses_nonfinite: int = 0  # of those skips, how many from the first on had a loss that was not finite
 
 
 def look_ahead(events: Sequence[Known], last_step: int, numbering: Numbering = FROM_ZERO) -> list[Later | None]:
@@ -32,7 +33,7 @@ def look_ahead(events: Sequence[Known], last_step: int, numbering: Numbering = F
     count = numbering.count
     later: list[Later | None] = [None] * len(events)
     higher: list[tuple[float, int]] = []  # (scale, step) of later changes, scales rising towards the front
-    row_last, row_steps, row_low, next_skip, also = -1, 0, math.nan, None, 0
+    row_last, row_steps, row_low, row_losses, next_skip, also = -1, 0, math.nan, 0, None, 0
     rows: dict[int, list[int]] = {}  # last step of a row of skips -> its events, to be told the row's length
     scale_after: dict[int, float] = {}  # step -> scale after its update
     for at in range(len(events) - 1, -1, -1):
@@ -53,18 +54,22 @@ def look_ahead(events: Sequence[Known], last_step: int, numbering: Numbering = F
                 new = scale_after.get(event.step, math.nan)
             # Seen backwards: the last skip of its row.
             if next_skip is None or count(event.step) < count(next_skip) - also - 1:
-                row_last, row_steps, row_low = event.step, 0, new if not math.isnan(new) else scale
+                row_last, row_steps, row_losses, row_low = event.step, 0, 0, new if not math.isnan(new) else scale
+            row_losses = row_losses + 1 if event.facts.loss_nonfinite else 0
             if event.step != next_skip:
                 row_steps += max(event.facts.at_least, event.facts.halvings)
             next_skip, also = event.step, event.facts.also_skipped
             recovered = _first_at_least(higher, scale)
             after = _steps_to(recovered, event.step, count)
-            later[at] = Later(new, after, row_steps, row_last, row_low, row_last >= last_step)
+            later[at] = Later(new, after, row_steps, row_last, row_low, row_last >= last_step, row_losses)
             rows.setdefault(row_last, []).append(at)
     for indices in rows.values():
-        whole = later[indices[-1]]  # the first of its row, which was counted last
+        first = later[indices[-1]]  # of its row; it was counted last
+        assert first is not None
         for at in indices:
-            later[at] = replace(later[at], skips_in_row=whole.skips_in_row)  # type: ignore[union-attr, type-var]
+            own = later[at]
+            assert own is not None
+            later[at] = replace(own, skips_in_row=first.skips_in_row, losses_nonfinite=first.losses_nonfinite)
     return later
 
 

@@ -12,14 +12,26 @@ from typing import NamedTuple
 
 from tbnum.explain.ahead import Later
 from tbnum.explain.facts import Facts, Known
+from tbnum.explain.nonfinite import Since
 from tbnum.explain.phrases import as_inferred, subject, tensors
 from tbnum.explain.ranks import guilty_words
 from tbnum.explain.rules import Collapse, Skip
-from tbnum.explain.thresholds import OUTLYING_LOSS
+from tbnum.explain.thresholds import EXTREME_SCALE, OUTLYING_LOSS
 from tbnum.explain.words import count_text, number_text, scale_text
 from tbnum.log.schema import Event
 
-__all__ = ["CAUSE", "CAUSES", "EDGE_REMEDY", "explained_collapse", "explained_skip", "forward_remedy", "spoiled_since"]
+__all__ = [
+    "BACKWARD_REMEDY",
+    "CAUSE",
+    "CAUSES",
+    "EDGE_REMEDY",
+    "explained_collapse",
+    "explained_skip",
+    "forward_remedy",
+    "spoiled_since",
+    "update_remedy",
+    "update_text",
+]
 
 
 class Case(NamedTuple):
@@ -65,11 +77,17 @@ def explained_skip(event: Known, skip: Skip, later: Later | None) -> Event:
         remedy = "Nothing to do: this batch was spoiled on purpose."
     return replace(
         event.event,
-        severity="info" if _at_edge(case) else cause.severity,
+        severity=_severity(case),
         cause=skip.cause,
         message=as_inferred(facts, "; ".join(parts) + "."),
         remedy=remedy,
     )
+
+
+def _severity(case: Case) -> str:
+    if case.skip.cause == "scale_warmup" and case.facts.loss_scale >= EXTREME_SCALE:
+        return "warning"
+    return "info" if _at_edge(case) else CAUSE[case.skip.cause].severity
 
 
 def explained_collapse(event: Event, collapse: Collapse, later: Later | None) -> Event:
@@ -86,6 +104,7 @@ def explained_collapse(event: Event, collapse: Collapse, later: Later | None) ->
             "the parameters are not finite",
             f"Stop the run and restore a checkpoint from before step {collapse.from_step} whose parameters are finite.",
         ),
+        "backward_nonfinite": ("backward yields NaN at every scale although the loss is finite", BACKWARD_REMEDY),
     }.get(collapse.cause, ("the gradients overflow at every scale although the loss is finite", BACKWARD_REMEDY))
     row = f"{count_text(skips, 'skipped step')} in a row (from step {collapse.from_step})"
     if collapse.old_scale == 0:
@@ -135,8 +154,15 @@ def _held(skip: Skip) -> str:
 def _scale_warmup(case: Case) -> tuple[str, str]:
     skip, later = case.skip, case.later
     why = f"{tensors(case.facts, 'overflowed')} at a scale of {case.scale} that no step had passed yet"
+    if skip.loss_follows_scale:
+        why = (
+            f"the loss was {number_text(case.facts.loss)} at a scale of {case.scale}, and finite once the scale had "
+            "come down: a part of it follows the scale, as where autograd.grad() of the scaled loss overflows"
+        )
     if skip.in_row > 1:
         why += f" (skip {skip.in_row} in a row)"
+    if case.facts.loss_scale >= EXTREME_SCALE:
+        return why, "Begin with a scale that gradients survive: GradScaler(init_scale=2.0**16)."
     if later is None or later.ongoing or math.isnan(later.lowest_scale):
         return why, "Nothing to do unless it goes on: the scaler halves the scale until the gradients fit."
     settled = scale_text(later.lowest_scale)
@@ -151,6 +177,8 @@ def _growth_probe(case: Case) -> tuple[str, str]:
     if skip.held_before_growth > 0:
         why += f"; the scale below had held for {count_text(skip.held_before_growth, 'step')}"
     every = f"every {count_text(skip.growth_interval, 'step')}" if skip.growth_interval > 1 else "every step"
+    if not math.isnan(skip.fallen):
+        return why, _fallen_remedy(case)
     if not skip.growth_interval:
         return why, "Nothing to do: the scaler tries a higher scale from time to time."
     return why, f"Nothing to do: the scaler tries a higher scale {every} without overflow."
@@ -173,6 +201,8 @@ def _bad_batch(case: Case) -> tuple[str, str]:
         why += f"; loss {number_text(facts.loss)}"
         if not math.isnan(skip.recent_loss):
             why += f" against a recent median of {number_text(skip.recent_loss)}"
+    if not math.isnan(skip.fallen):
+        return f"{why}; a scale of {scale_text(skip.fallen)} had held before", _fallen_remedy(case)
     if skip.early:
         remedy = "Nothing to do if it stays among the first steps: the scale is still finding its height. "
         return why, remedy + "A lower init_scale spares them."
@@ -183,6 +213,14 @@ def _bad_batch(case: Case) -> tuple[str, str]:
         "if such skips recur, clip the gradients harder or lower the learning rate."
     )
     return why, remedy
+
+
+def _fallen_remedy(case: Case) -> str:
+    return (
+        f"The gradients overflow at a scale far below {scale_text(case.skip.fallen)}, which had held: they have grown, "
+        "or a batch in a few is bad. Lower the learning rate or clip harder before the scale is used up; bfloat16 has "
+        "no such limit."
+    )
 
 
 EDGE_REMEDY = (
@@ -213,16 +251,60 @@ def forward_remedy(step: int) -> str:
 
 
 def _nonfinite_parameters(case: Case) -> tuple[str, str]:
-    since = case.skip.nonfinite_since
-    if since >= 0:
-        return spoiled_since(since)
+    if case.skip.since is not None:
+        return spoiled_since(case.skip.since)
     why = "the parameters are not finite, so neither another batch nor another scale helps"
     return why, f"Restore a checkpoint from before step {case.event.step} whose parameters are finite."
 
 
-def spoiled_since(step: int) -> tuple[str, str]:
-    why = f"the parameters have been non-finite since step {step}, where the optimizer took non-finite gradients"
-    return why, f"Restore a checkpoint from before step {step}: nothing that follows can be trained."
+def spoiled_since(since: Since) -> tuple[str, str]:
+    """Why, and what to do, where the parameters became non-finite before."""
+    step = since.step
+    if not since.by_update:
+        why = f"the parameters have been non-finite since step {step}, where the optimizer took non-finite gradients"
+        return why, f"Restore a checkpoint from before step {step}: nothing that follows can be trained."
+    return f"the parameters have been non-finite since {update_text(since.after, step)}", update_remedy(
+        since.after, step
+    )
+
+
+def update_text(after: int, by: int) -> str:
+    """Of an update that made the parameters non-finite: which it was, as far as that was measured."""
+    if after == by - 1:
+        return f"the update of step {by}, whose gradients were finite"
+    return f"an update between step {max(after + 1, 0)} and step {by}, whose gradients were finite"
+
+
+def update_remedy(after: int, by: int) -> str:
+    return (
+        f"Restore a checkpoint from before step {max(after + 1, 0)}: later ones hold the spoiled parameters. Look at "
+        "the optimizer's own arithmetic: an eps of 0, or one that is 0 in float16 (1e-8 is), a state that overflows, a "
+        "learning rate that is not finite; and at code that writes to the parameters."
+    )
+
+
+def _backward_nonfinite(case: Case) -> tuple[str, str]:
+    facts, skip = case.facts, case.skip
+    why = f"{tensors(facts, 'held NaN')} that no overflow made: it arose inside backward"
+    if not math.isnan(facts.loss):
+        why += f", although the loss was finite ({number_text(facts.loss)})"
+    if not math.isnan(facts.loss_scale):
+        why += f", at a scale of {case.scale}"
+        why += f" that had held for {_held(skip)}" if skip.held > 0 else ""
+    if skip.in_row > 1:
+        why += f" (skip {skip.in_row} in a row)"
+    return why, BACKWARD_REMEDY
+
+
+def _dropped_by_loop(case: Case) -> tuple[str, str]:
+    facts = case.facts
+    if facts.loss_nonfinite:
+        why = f"the loop gave the attempt up, whose loss was {number_text(facts.loss)}"
+        return why, forward_remedy(case.event.step)
+    if facts.nonfinite_tensors > 0:
+        why = f"the loop gave the attempt up, of which {tensors(facts, 'held NaN or inf')}"
+        return why, "Fine if meant. monitor.replay(closure) names the operation that a NaN or inf came from."
+    return "the loop looked at the gradients and gave the attempt up", "Fine if meant."
 
 
 def _unknown(case: Case) -> tuple[str, str]:
@@ -232,6 +314,8 @@ def _unknown(case: Case) -> tuple[str, str]:
         return f"the loss was finite, yet {overflowed} even at a scale of {case.scale} ({row})", BACKWARD_REMEDY
     if facts.loss_scale == 0:
         return f"no gradient can be divided by a scale of {case.scale}", ZERO_REMEDY
+    if math.isinf(facts.loss_scale) or facts.loss_scale < 0:
+        return f"no gradient survives a scale of {case.scale}", EXTREME_REMEDY
     if facts.inferred:
         return _unknown_in_scalars(case)
     why = f"{overflowed} at a scale of {case.scale}, and the record begins too late to tell why"
@@ -243,8 +327,16 @@ def _unknown_in_scalars(case: Case) -> tuple[str, str]:
     if math.isnan(case.facts.loss_scale):
         norm = number_text(case.facts.grad_norm)
         return f"the gradient norm was {norm}, and finite values follow; no loss scale is logged to tell why", remedy
+    if case.facts.how == "grad_norm":
+        norm = number_text(case.facts.grad_norm)
+        return f"the gradient norm was {norm}, and the scale of {case.scale} did not come down for it", remedy
     return f"gradients overflowed at a scale of {case.scale}, and the log has too few steps to tell why", remedy
 
+
+EXTREME_REMEDY = (
+    "Set a scale that gradients survive, scaler.update(2.0**16): an infinite scale never comes down by itself. Look "
+    "for where it was set."
+)
 
 ZERO_REMEDY = (
     "Stop the run: a scale of 0 never grows again. Restart from a checkpoint with finite parameters, and look for what "
@@ -252,8 +344,8 @@ ZERO_REMEDY = (
 )
 
 BACKWARD_REMEDY = (
-    "Look for an operation whose backward gives NaN or inf at any scale: "
-    "sqrt or norm at 0, a masked row of -inf, a division by 0."
+    "Look for an operation whose backward gives NaN or inf at any scale: sqrt or norm at 0, a masked row of -inf, "
+    "torch.where over a branch that is not taken, a division by 0. monitor.replay(closure) names it."
 )
 
 CAUSE: dict[str, Cause] = {
@@ -262,6 +354,8 @@ CAUSE: dict[str, Cause] = {
     "bad_batch": Cause("warning", "a scale that had held overflowed", _bad_batch),
     "forward_nonfinite": Cause("warning", "the loss was not finite: no scale helps", _forward_nonfinite),
     "nonfinite_parameters": Cause("error", "parameters not finite: no scale helps", _nonfinite_parameters),
+    "backward_nonfinite": Cause("warning", "NaN arose inside backward: no scale helps", _backward_nonfinite),
+    "dropped_by_loop": Cause("info", "the loop gave the attempt up by itself", _dropped_by_loop),
     "unknown": Cause("warning", "the record cannot tell", _unknown),
 }
 """Every cause of a skip."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CloseLook", "Failure"]
+__all__ = ["CloseLook", "Failure", "Gradients"]
 
 MAX_LOOKS = 1000
 """Steps that are looked at closely in one reading of a run: 0.5 ms each. Of more, nobody reads them all."""
@@ -32,6 +32,14 @@ class Failure(NamedTuple):
         return bad
 
 
+class Gradients(NamedTuple):
+    """All of an optimizer's gradients at a step that failed, in three numbers. Unknown is NaN."""
+
+    nan: float  # elements
+    inf: float
+    largest_finite: float  # magnitude, unscaled; NaN where no element was finite
+
+
 class CloseLook:
     """Looks into a run's tables, which are opened with the first question. A record without tables answers nothing.
 
@@ -54,6 +62,15 @@ class CloseLook:
             self._known[key] = self._read(step, optimizer) if self._left > 0 else None
             self._left -= 1
         return self._known[key]
+
+    def gradients(self, step: int, optimizer: str | None) -> Gradients | None:
+        """Of a step that failed; None as in `failure`."""
+        failure = self.failure(step, optimizer)
+        if failure is None:
+            return None
+        finite = failure.absmax[np.isfinite(failure.absmax) & (failure.absmax > 0)]
+        largest = float(finite.max()) if len(finite) else math.nan
+        return Gradients(float(failure.nan.sum()), float(failure.inf.sum()), largest)
 
     def usual_norms(self, step: int, optimizer: str | None) -> np.ndarray:
         """(P,) the median norm of each of `failure`'s gradients in the last rows before it; NaN where there is none."""

@@ -22,7 +22,7 @@ NEIGHBOURS = 2
 LOOKS_IN_A_ROW = 3
 """Of skips in a row, the first ones are looked at closely: the others repeat them."""
 
-BACKWARD_CAUSES = ("scale_warmup", "growth_probe", "bad_batch", "unknown")
+BACKWARD_CAUSES = ("scale_warmup", "growth_probe", "bad_batch", "backward_nonfinite", "unknown")
 """Where the loss was finite, so that the overflow began somewhere in the backward pass."""
 
 
@@ -34,6 +34,8 @@ def with_evidence(event: Event, facts: Facts, skip: Skip | None, later: Later | 
     - `held_steps`: unskipped steps at the scale; `held_before_growth`: where it had just grown, at the one before;
     - `held_before_probe`, `failed_probe`: where it had been raised in vain, steps at it before that; the higher one;
     - `recent_loss`: median; `skips_in_row`; `recovered_after`: steps until the scale was back;
+    - `nonfinite_since`: the step whose update made the parameters non-finite;
+    - `scale_that_held`: the highest that had, where this one is far below it;
     - `injected`: the note that labels the batch as spoiled on purpose;
     - `nonfinite`: tensors in backward order, each with its counts of `nan` and `inf`; `nan`, `inf`: of all of them;
     - `largest_finite`: magnitude in any gradient; `largest_finite_scaled`: times the loss scale;
@@ -75,8 +77,10 @@ def _of_history(skip: Skip, later: Later | None) -> dict[str, Any]:
         evidence |= {"held_before_probe": skip.held_before_probe, "failed_probe": skip.failed_probe}
     if not math.isnan(skip.recent_loss):
         evidence["recent_loss"] = skip.recent_loss
-    if skip.nonfinite_since >= 0:
-        evidence["nonfinite_since"] = skip.nonfinite_since
+    if skip.since is not None:
+        evidence["nonfinite_since"] = skip.since.step
+    if not math.isnan(skip.fallen):
+        evidence["scale_that_held"] = skip.fallen
     if later is not None:
         evidence["skips_in_row"] = later.skips_in_row
         evidence["recovered_after"] = later.recovered_after

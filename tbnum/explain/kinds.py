@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tbnum.explain.ahead import Later
-from tbnum.explain.causes import spoiled_since
+from tbnum.explain.causes import BACKWARD_REMEDY, spoiled_since, update_remedy, update_text
 from tbnum.explain.facts import Facts, Known
 from tbnum.explain.phrases import as_inferred, at_place, change, subject, tensors
 from tbnum.explain.ranks import disagreement_words, guilty_words
+from tbnum.explain.rules import StepVerdict
+from tbnum.explain.spikes import SpikeFacts
 from tbnum.explain.words import as_float, count_text, number_text, scale_text
 from tbnum.log.schema import Event
 
-__all__ = ["KINDS", "Kind", "Occurrence", "explained_event"]
+__all__ = ["KINDS", "Kind", "Occurrence", "explained_event", "unexplained_event"]
 
 
 class Occurrence(NamedTuple):
@@ -36,30 +38,42 @@ Words = str | Callable[[Occurrence], str]
 class Kind:
     """How an event of a kind is told. `title`: of the finding that counts them; "" where another rule tells of them."""
 
-    severity: str
+    severity: Words
     message: Words
     remedy: Words
     title: str = ""
 
 
-def explained_event(event: Known, later: Later | None, nonfinite_since: int | None = None) -> Event:
+def explained_event(event: Known, later: Later | None, verdict: StepVerdict | None = None) -> Event:
     """Any event but a skip, in words. A kind of a newer tbnum passes with its name as message.
 
-    `nonfinite_since`: of a non-finite step, where the parameters had become non-finite before.
+    `verdict`: of a step that was taken although its gradients were not finite.
     """
     kind = KINDS.get(event.kind, _NEWER)
     seen = Occurrence(event, later)
     message, remedy = (words if isinstance(words, str) else words(seen) for words in (kind.message, kind.remedy))
     if "rank" in event.data and event.kind != "rank_lost":
         message = f"Rank {event.data['rank']}: {message}"
-    cause = event.event.cause
-    if event.kind == "nonfinite_step" and nonfinite_since is not None:
-        why, remedy = spoiled_since(nonfinite_since)
-        cause, message = "nonfinite_parameters", f"{message.removesuffix('.')}: {why}."
-    elif event.kind == "nonfinite_step" and event.facts.loss_nonfinite:
-        cause = "forward_nonfinite"
+    cause = event.event.cause if verdict is None else verdict.cause
+    if verdict is not None and verdict.since is not None:
+        why, remedy = spoiled_since(verdict.since)
+        message = f"{message.removesuffix('.')}: {why}."
+    elif cause == "backward_nonfinite":
+        message = f"{message.removesuffix('.')}, although the loss was finite: it arose inside backward."
+        remedy = f"{remedy} {BACKWARD_REMEDY}"
     message = as_inferred(event.facts, message)
-    return replace(event.event, severity=kind.severity, cause=cause, message=message, remedy=remedy)
+    severity = kind.severity if isinstance(kind.severity, str) else kind.severity(seen)
+    return replace(event.event, severity=severity, cause=cause, message=message, remedy=remedy)
+
+
+def unexplained_event(event: Known, error: Exception) -> Event:
+    """An event whose record a rule could not digest: as grave as its kind, and it says why it says no more."""
+    severity = KINDS[event.kind].severity if event.kind in KINDS else "warning" if event.kind == "skip" else "info"
+    cause = "unknown" if event.kind == "skip" else event.event.cause
+    message = f"{event.kind}: its record could not be explained ({type(error).__name__}: {error})."
+    return replace(
+        event.event, severity=severity if isinstance(severity, str) else "info", cause=cause, message=message
+    )
 
 
 NOTHING = "Nothing to do."
@@ -147,9 +161,8 @@ def _repeat_of_diverged_run(seen: Occurrence) -> str:
     data = seen.event.data
     where = f" at step {data['at_step']:,}" if "at_step" in data else ""
     run = "The last training in this folder" if data.get("same_folder") else f"The run {data.get('run', '?')!r}"
-    return (
-        f"{run} had the same seed and settings and was lost{where}: "
-        f"{data.get('why', 'see its report')}. This one will fail alike."
+    return f"{run} had the same seed and settings and was lost{where}: {data.get('why', 'see its report')}. " + (
+        "This one is past that place." if data.get("passed") else "This one may fail alike."
     )
 
 
@@ -165,6 +178,37 @@ def _rank_lost(seen: Occurrence) -> str:
     where = f"ends at step {last:.0f}, without an end" if last >= 0 else "holds no step"
     message = f"Rank {data.get('rank', '?')} was lost: its record {where}"
     return message + (f"; others go on to step {others:.0f}." if others > last else ".")
+
+
+def _spike(seen: Occurrence, what: str) -> str:
+    spike = SpikeFacts.of(seen.event.event)
+    whose = f" of {seen.event.optimizer}" if seen.event.optimizer else ""
+    where = f" at step {spike.peak_step:,}" if spike.peak_step != spike.step else ""
+    text = f"The {what}{whose} rose to {number_text(spike.peak)}{where} from a usual {number_text(spike.usual)}"
+    if spike.lasting:
+        text += ", and stayed high"
+    elif spike.back_after is not None:
+        text += f"; it was back after {count_text(spike.back_after, 'step')}"
+    return text + ("; the learning rate had gone back up." if spike.schedule else ".")
+
+
+def _update(seen: Occurrence) -> tuple[int, int]:
+    data = seen.event.data
+    by = as_float(data.get("by_step"))
+    by = seen.event.step if math.isnan(by) else int(by)
+    after = as_float(data.get("after_step"))
+    return (-1 if math.isnan(after) else int(after)), by
+
+
+def _buffers(seen: Occurrence) -> int:
+    count = as_float(seen.event.data.get("buffers"))
+    return int(count) if count >= 1 else 1
+
+
+def _named(seen: Occurrence) -> str:
+    names = seen.event.data.get("names")
+    names = list(map(str, names)) if isinstance(names, (list, tuple)) else []
+    return f" ({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})" if names else ""
 
 
 _NEWER = Kind("info", lambda seen: f"{seen.event.kind} (unknown to this version of tbnum).", "")
@@ -305,10 +349,14 @@ KINDS: dict[str, Kind] = {
         title="The learning-rate schedule was not restored",
     ),
     "repeat_of_diverged_run": Kind(
-        "warning",
+        lambda seen: "info" if seen.event.data.get("passed") else "warning",
         _repeat_of_diverged_run,
-        "Change something before it runs on: first the loss scale policy, where there is a GradScaler; then the clip "
-        "threshold, then the learning rate.",
+        lambda seen: (
+            NOTHING
+            if seen.event.data.get("passed")
+            else "If nothing was changed in the program, change something before it runs on: first the loss scale "
+            "policy, where there is a GradScaler; then the clip threshold, then the learning rate."
+        ),
         title="A run like this one diverged before",
     ),
     "ranks_disagree": Kind(
@@ -323,11 +371,74 @@ KINDS: dict[str, Kind] = {
         _rank_lost,
         "Look at that process: its own output, the kernel's log (out of memory), its host and device.",
     ),
+    "nonfinite_update": Kind(
+        "error",
+        lambda seen: (
+            f"The parameters became non-finite in {update_text(*_update(seen))}: no gradient is to blame, nor the "
+            "forward pass that fails from here on."
+        ),
+        lambda seen: update_remedy(*_update(seen)),
+        title="An update made the parameters non-finite",
+    ),
+    "nonfinite_buffers": Kind(
+        "error",
+        lambda seen: (
+            f"{count_text(_buffers(seen), 'buffer')} of the model{_named(seen)} held NaN or inf: "
+            "evaluation uses them, and a skipped step does not bring them back."
+        ),
+        lambda seen: (
+            f"Restore the buffers from a checkpoint from before step {seen.event.step}, or reset them "
+            "(module.reset_running_stats()), and keep such batches from the forward pass."
+        ),
+        title="Buffers of the model are not finite",
+    ),
+    "gradients_not_zeroed": Kind(
+        "warning",
+        lambda seen: (
+            f"{subject(seen.event)} began{at_place(seen.event)} with the gradients that the update before had used: "
+            "each update adds up all gradients since the last zero_grad()."
+        ),
+        "Call optimizer.zero_grad() once for each update, after step() or before the first backward.",
+        title="Gradients were not set to zero",
+    ),
+    "gradients_discarded": Kind(
+        "warning",
+        lambda seen: (
+            f"Gradients were set to zero{at_place(seen.event)} between the backward passes of one update: "
+            "only the last ones reach the optimizer."
+        ),
+        "Call zero_grad() only where the optimizer steps, not for each micro-batch.",
+        title="Gradients were discarded within the accumulation",
+    ),
+    "step_without_backward": Kind(
+        "warning",
+        lambda seen: (
+            f"{subject(seen.event)} was taken{at_place(seen.event)} again on the gradients of the last one: "
+            "no backward ran in between."
+        ),
+        "Call optimizer.step() once for each backward (or accumulation of them).",
+        title="The optimizer stepped twice on the same gradients",
+    ),
+    "loss_spike": Kind(
+        lambda seen: "warning" if seen.event.data.get("grave") else "info",
+        lambda seen: _spike(seen, "loss"),
+        lambda seen: f"Ask what led here: tbnum.explain.what_led_here(run, {seen.event.step}).",
+    ),
+    "grad_norm_spike": Kind(
+        "info",
+        lambda seen: _spike(seen, "gradient norm"),
+        "Nothing to do where the gradients are clipped and the loss is as usual.",
+    ),
     "annotation": Kind("info", lambda seen: str(seen.event.data.get("text", "")), ""),
     "crash": Kind(
         "error",
         lambda seen: f"The training loop ended with an exception: {seen.event.data.get('error', 'unknown')}",
-        "Read the steps before it: a non-finite loss or a collapsed scale there is the likelier cause.",
+        lambda seen: (
+            "Anomaly mode raises where a GradScaler would skip the step; its traceback names the operation. Turn it "
+            "off (torch.autograd.set_detect_anomaly(False)) to train on, or use monitor.replay(closure) for one step."
+            if seen.event.data.get("anomaly")
+            else "Read the steps before it: a non-finite loss or a collapsed scale there is the likelier cause."
+        ),
     ),
 }
 """Every kind of event but a skip."""

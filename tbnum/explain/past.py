@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tbnum.explain.close_look import CloseLook
+from tbnum.explain.close_look import CloseLook, Gradients
+from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.words import as_float
 from tbnum.log.columns import StepColumn
 
@@ -38,16 +39,33 @@ class Past(Protocol):
         """How many times their usual length the finite gradients of a skipped step have. NaN where unknown."""
         ...
 
-    def overflowed(self, step: int, optimizer: str | None) -> bool:
-        """Whether the gradients of a skipped step are known to hold inf, and not NaN alone."""
+    def gradients(self, step: int, optimizer: str | None) -> Gradients | None:
+        """What the gradients of a step that failed held; None where the record has no table of them."""
+        ...
+
+    def parameters_finite_after(self, before: int) -> int:
+        """The last step before `before` after which the parameters were measured finite; -1 where none was."""
+        ...
+
+    def parameters_nonfinite(self, since: int, step: int) -> bool | None:
+        """Whether the parameters, non-finite since step `since`, were still so at the beginning of `step`, as measured.
+
+        None where nothing was measured that could tell.
+        """
         ...
 
 
 class RecordedPast:
     """The past as arrays have it. Building is O(1)."""
 
-    def __init__(self, steps: Mapping[str, np.ndarray], look: CloseLook | None = None) -> None:
+    def __init__(
+        self,
+        steps: Mapping[str, np.ndarray],
+        look: CloseLook | None = None,
+        parameters: ParameterNorms | None = None,
+    ) -> None:
         self._look = look
+        self._parameters = parameters
         self._steps = steps
         self._step = steps.get("step", np.empty(0, np.int64))
         self._loss = steps.get("loss", np.full(len(self._step), np.nan))
@@ -74,9 +92,14 @@ class RecordedPast:
     def norm_ratio(self, step: int, optimizer: str | None) -> float:
         return math.nan if self._look is None else self._look.norm_ratio(step, optimizer)
 
-    def overflowed(self, step: int, optimizer: str | None) -> bool:
-        failure = None if self._look is None else self._look.failure(step, optimizer)
-        return failure is not None and bool((failure.inf > 0).any())
+    def gradients(self, step: int, optimizer: str | None) -> Gradients | None:
+        return None if self._look is None else self._look.gradients(step, optimizer)
+
+    def parameters_finite_after(self, before: int) -> int:
+        return -1 if self._parameters is None else self._parameters.last_finite(before)
+
+    def parameters_nonfinite(self, since: int, step: int) -> bool | None:
+        return None if self._parameters is None else self._parameters.still_nonfinite(since, step)
 
 
 class LivePast:
@@ -112,5 +135,11 @@ class LivePast:
     def norm_ratio(self, step: int, optimizer: str | None) -> float:
         return math.nan  # the tables of tensors are written, not kept
 
-    def overflowed(self, step: int, optimizer: str | None) -> bool:
-        return False
+    def gradients(self, step: int, optimizer: str | None) -> Gradients | None:
+        return None
+
+    def parameters_finite_after(self, before: int) -> int:
+        return -1
+
+    def parameters_nonfinite(self, since: int, step: int) -> bool | None:
+        return None

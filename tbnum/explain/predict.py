@@ -55,12 +55,14 @@ def next_overflow(record: Record, events: Sequence[Event]) -> NextOverflow | Non
     changes = [event for event in events if event.kind in SCALE_CHANGES and event.step == last]
     scale = as_float(changes[-1].data.get("new_scale")) if changes else float(steps["loss_scale"][-1])
     counted = 0.0 if changes or bool(steps.get("skipped", np.zeros(1, bool))[-1]) else float(tracker[-1]) + 1
-    if math.isnan(counted) or not scale > 0:
+    if math.isnan(counted) or not 0 < scale < math.inf or not math.isfinite(interval * factor):
         return None
     probed = next(
         (as_float(e.data.get("loss_scale")) for e in reversed(events) if e.kind == "skip" and e.cause in BENIGN),
         math.nan,
     )
+    if not probed < math.inf:
+        probed = math.nan
     headroom = _headroom(record, events, scale)
     ways = [math.ceil(math.log(probed / scale, factor) - 1e-9)] if probed > 0 else []
     if not math.isnan(headroom):

@@ -12,16 +12,20 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from tbnum.explain.close_look import Gradients
 from tbnum.explain.facts import Known
+from tbnum.explain.nonfinite import Since, SpoiledParameters, made_in_backward
+from tbnum.explain.outliers import loss_is_usual, loss_stands_out
+from tbnum.explain.parameters import SpoiledUpdate
 from tbnum.explain.past import Past
 from tbnum.explain.record import SCALE_CHANGES
-from tbnum.explain.thresholds import SPOILED_NORMS
+from tbnum.explain.thresholds import SCALE_FALLEN, SCALE_HELD, SPOILED_NORMS
 from tbnum.explain.words import as_float
 from tbnum.log.numbering import Numbering
 
-__all__ = ["BENIGN", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip"]
+__all__ = ["BENIGN", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "StepVerdict"]
 
 BENIGN = ("scale_warmup", "growth_probe")
 """Causes that belong to the life of a dynamic loss scale."""
@@ -51,11 +55,22 @@ class Skip:
     early: bool  # few unskipped steps since the start: the scale may still be finding its height
     in_row: int  # 1 for the first of skips in a row
     recent_loss: float  # median of the recent finite losses
-    nonfinite_since: int  # step at which the parameters became non-finite
+    since: Since | None  # when the parameters became non-finite
     growth_interval: int  # 0: unknown
     injected: str | None  # the note that labels the batch as spoiled on purpose
     at_edge: bool  # a scale that had held overflowed in a step that does not stand out otherwise (see `_at_edge`)
     collapsed: bool  # in a row of skips that was a collapse already
+    nan_only: bool  # gradients held NaN and no inf, and the finite ones were far from an overflow
+    new_scale: bool  # no step had passed since the start, a scale that was set, or lost state
+    loss_follows_scale: bool  # it was not finite at scales above some, as hindsight shows
+    fallen: float  # the highest scale that had held, where this one is `SCALE_FALLEN` or more below it; else NaN
+
+
+class StepVerdict(NamedTuple):
+    """Of a step that was taken although its gradients were not finite."""
+
+    cause: str | None
+    since: Since | None  # when the parameters had become non-finite before
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,9 @@ class Rules:
     before the one that tells of them: where that decides between two causes, the cause is unknown.
     """
 
-    def __init__(self, past: Past, meta: Mapping[str, Any], first_step: int = 0) -> None:
+    def __init__(
+        self, past: Past, meta: Mapping[str, Any], first_step: int = 0, updates: Sequence[SpoiledUpdate] = ()
+    ) -> None:
         self._past = past
         self._count = Numbering.of(meta).count  # all that follows counts steps from the run's first one
         scaler = meta.get("scaler") or {}
@@ -96,7 +113,9 @@ class Rules:
         self._probe: _Probe | None = None  # the last growth, until the scale is neither the new one nor the old one
         self._skips = 0  # steps skipped so far, whatever the optimizer
         self._last_skip: int | None = None
-        self._nonfinite_since: int | None = None
+        self.parameters = SpoiledParameters(past, list(updates), first_step)
+        self._held = math.nan  # the highest scale that had held for `PROBE_STEPS`
+        self._held_long = math.nan  # likewise for `SCALE_HELD`
         self._injected: tuple[int, str] | None = None
         self._row = _Row()
 
@@ -104,6 +123,7 @@ class Rules:
         """Takes an event that is no skip."""
         kind, at = event.kind, self._count(event.step)
         if kind in SCALE_CHANGES:
+            self._note_held(event.facts.old_scale, self._unskipped(at + 1, self._change, self._change_skips))
             self._probe = self._probe_after(event)
             self._last_change, self._change, self._change_skips = kind, at, self._skips
             self._change_slack = event.facts.slack
@@ -111,17 +131,29 @@ class Rules:
             if kind in ("scale_set", "scaler_state_lost"):
                 self._start, self._start_skips = at, self._skips
         elif kind == "nonfinite_step":
-            if self._parameters_nonfinite_since(event.step) is None:
-                self._nonfinite_since = event.step
+            self.parameters.took_nonfinite(event.step)
         elif kind == "resume":
-            self._nonfinite_since = None  # the checkpoint's parameters
+            self.parameters.restored()  # the checkpoint's
         elif kind == "annotation" and event.data.get("injected"):
             self._injected = (event.step, str(event.data.get("text", "")))
 
-    def nonfinite_since(self, event: Known) -> int | None:
-        """Of a step that was taken with non-finite gradients: where the parameters had become non-finite before."""
-        since = self._parameters_nonfinite_since(event.step)
-        return since if since is not None and since < event.step else None
+    def nonfinite_step(self, event: Known) -> StepVerdict:
+        """Judges a step that was taken with non-finite gradients, before `notice` takes it."""
+        self.parameters.measured(event)
+        since = self.parameters.since(event.step)
+        if since is not None and since.step < event.step:
+            return StepVerdict("nonfinite_parameters", since)
+        if event.facts.params_nonfinite:
+            return StepVerdict("nonfinite_parameters", None)
+        if event.facts.loss_nonfinite:
+            return StepVerdict("forward_nonfinite", None)
+        scale = event.facts.loss_scale
+        unscaled = not scale > 1
+        usual = not loss_stands_out(event.facts.loss, self._past.recent_losses(event.step))
+        known = math.isfinite(event.facts.loss) and event.facts.loss_measured
+        if known and usual and made_in_backward(self._gradients(event), 1.0 if unscaled else scale, unscaled):
+            return StepVerdict("backward_nonfinite", None)
+        return StepVerdict(None, None)
 
     def skip(self, event: Known) -> tuple[Skip, Collapse | None]:
         """Judges a skip; the collapse, when this skip makes it clear."""
@@ -134,8 +166,11 @@ class Rules:
         held = self._unskipped(at, self._change, self._change_skips, before)
         recent = self._past.recent_losses(step)
         injected = self._injected[1] if self._injected and self._injected[0] == step else None
-        nonfinite_since = self._parameters_nonfinite_since(step)
-        cause = self._cause(event, held, before, recent, injected is not None, nonfinite_since)
+        self.parameters.measured(event)
+        since = self.parameters.since(step)
+        self._note_held(scale, held)
+        nan_only = made_in_backward(self._gradients(event), scale, inf_counts=False)
+        cause = self._cause(event, held, before, recent, injected is not None, since is not None, nan_only)
         row, probe = self._row, self._probe
         new_scale = event.facts.new_scale
         row.scale = scale if math.isnan(new_scale) else new_scale
@@ -155,27 +190,43 @@ class Rules:
             and self._unskipped(at, self._start, self._start_skips, before) < min(self._growth_interval, PROBE_STEPS),
             in_row=row.skips,
             recent_loss=statistics.median(recent) if recent else math.nan,
-            nonfinite_since=nonfinite_since if nonfinite_since is not None else -1,
+            since=since,
             growth_interval=self._growth_interval if self._interval_known else 0,
             injected=injected,
             at_edge=cause == "bad_batch" and injected is None and row.skips == 1 and self._at_edge(event, recent),
             collapsed=row.collapsed,
+            nan_only=nan_only,
+            new_scale=self._start is not None and not self._unskipped(at, self._start, self._start_skips, before),
+            loss_follows_scale=False,
+            fallen=self._held_long if scale * SCALE_FALLEN <= self._held_long else math.nan,
         )
-        return verdict, self._collapse(cause)
+        return verdict, self._collapse(cause, nan_only)
 
     def _cause(
-        self, event: Known, held: int, before: int, recent: Sequence[float], injected: bool, nonfinite_since: int | None
+        self,
+        event: Known,
+        held: int,
+        before: int,
+        recent: Sequence[float],
+        injected: bool,
+        spoiled: bool,
+        nan_only: bool,
     ) -> str:
-        if event.facts.params_nonfinite or nonfinite_since is not None:
+        if event.facts.dropped:
+            return "dropped_by_loop"
+        if event.facts.params_nonfinite or spoiled:
             return "nonfinite_parameters"  # first: non-finite parameters make the loss non-finite too
         if event.facts.loss_nonfinite:
             return "forward_nonfinite"
         if self._row.collapsed:
-            return "unknown"  # a finite loss, and gradients that overflow at every scale: no scale was to blame
+            # A finite loss, and gradients that are not finite at any scale: no scale was to blame.
+            return "backward_nonfinite" if nan_only else "unknown"
         if event.facts.inferred and math.isnan(event.facts.loss_scale):
             return "unknown"  # no scale was logged
-        if event.facts.loss_scale == 0:
+        if not 0 < event.facts.loss_scale < math.inf and not math.isnan(event.facts.loss_scale):
             return "unknown"  # no batch and no probe: no gradient can be divided by it
+        if event.facts.inferred and event.facts.how == "grad_norm" and math.isnan(event.facts.new_scale):
+            return "unknown"  # the scale did not come down: no dynamic scaler withheld this step
         at, slack = self._count(event.step), event.facts.slack
         if self._start is not None:
             unskipped = self._unskipped(at, self._start, self._start_skips, before)
@@ -196,16 +247,37 @@ class Rules:
             return "bad_batch" if spoiled else "growth_probe"
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
             return "unknown"  # what the scaler did before the record began is not known
+        usual = math.isfinite(event.facts.loss) and not loss_stands_out(event.facts.loss, recent)
+        if nan_only and usual and event.facts.loss_scale <= self._held:
+            return "backward_nonfinite"
         return "bad_batch"
+
+    def _gradients(self, event: Known) -> Gradients | None:
+        facts = event.facts
+        if not math.isnan(facts.nan):
+            return Gradients(facts.nan, facts.inf, facts.largest_finite)
+        return self._past.gradients(event.step, event.optimizer)
+
+    def _note_held(self, scale: float, steps: int) -> None:
+        """The scale held for so many unskipped steps."""
+        if steps >= PROBE_STEPS and not scale <= self._held and math.isfinite(scale):
+            self._held = scale
+        if steps >= SCALE_HELD and not scale <= self._held_long and math.isfinite(scale):
+            self._held_long = scale
 
     def _at_edge(self, event: Known, recent: Sequence[float]) -> bool:
         """Whether nothing tells of a spoiled batch: the loss and the gradients that stayed finite are known, and do not
         stand out, and what did not fit became inf. Then the scale had no headroom left.
+
+        A scale far below one that had held is no longer at its edge: the gradients grow.
         """
+        gradients = self._gradients(event)
         return (
-            loss_is_usual(event.facts.loss, recent)
+            not event.facts.loss_scale * SCALE_FALLEN <= self._held_long
+            and loss_is_usual(event.facts.loss, recent)
             and self._past.norm_ratio(event.step, event.optimizer) < SPOILED_NORMS
-            and self._past.overflowed(event.step, event.optimizer)
+            and gradients is not None
+            and gradients.inf > 0
         )
 
     def _probe_after(self, event: Known) -> _Probe | None:
@@ -226,14 +298,7 @@ class Rules:
         skips = (self._skips if skips_now is None else skips_now) - skips_then
         return max(0, step - 1 - since - skips)
 
-    def _parameters_nonfinite_since(self, step: int) -> int | None:
-        if self._nonfinite_since is not None:
-            finite = self._past.last_finite_loss(step)
-            if finite is not None and finite > self._nonfinite_since:
-                self._nonfinite_since = None  # a finite loss came out of them since
-        return self._nonfinite_since
-
-    def _collapse(self, cause: str) -> Collapse | None:
+    def _collapse(self, cause: str, nan_only: bool) -> Collapse | None:
         row = self._row
         hopeless = cause in ("forward_nonfinite", "nonfinite_parameters") or row.scale < 1
         fell = row.scale < row.first_scale or row.scale == 0
@@ -241,7 +306,7 @@ class Rules:
             return None
         row.collapsed = True
         known = Counter({name: n for name, n in row.causes.items() if name.endswith(("nonfinite", "parameters"))})
-        cause = known.most_common(1)[0][0] if known else "unknown"
+        cause = known.most_common(1)[0][0] if known else "backward_nonfinite" if nan_only else "unknown"
         return Collapse(cause, row.start, row.skips, row.first_scale, row.scale)
 
 
@@ -266,31 +331,3 @@ class _Row:
         self.skips = 0
         self.causes: Counter[str] = Counter()
         self.collapsed = False
-
-
-def loss_is_usual(loss: float, recent: Sequence[float]) -> bool:
-    """Whether a loss is known to be as its recent ones are: at most 3 robust standard deviations over their median.
-
-    Of 700 good batches one has more: whoever is sent to look at it looks at little else that is good.
-    """
-    if len(recent) < 10 or not math.isfinite(loss):
-        return False
-    median, deviation = _spread(recent)
-    return loss - median <= 3 * deviation
-
-
-def loss_stands_out(loss: float, recent: Sequence[float]) -> bool:
-    """Whether a loss lies far above its recent ones: 8 robust standard deviations over their median, and a tenth.
-
-    Far, because it overrules a rule: a scale that has just grown is a better suspect than a batch that is a bit worse.
-    """
-    if len(recent) < 10 or not math.isfinite(loss):
-        return False
-    median, deviation = _spread(recent)
-    return loss - median > max(8 * deviation, 0.1 * abs(median))
-
-
-def _spread(values: Sequence[float]) -> tuple[float, float]:
-    """Median and robust standard deviation."""
-    median = statistics.median(values)
-    return median, 1.4826 * statistics.median(abs(value - median) for value in values)

@@ -11,8 +11,10 @@ import numpy as np
 
 from tbnum.explain.causes import CAUSES
 from tbnum.explain.facts import skips_of
-from tbnum.explain.findings import Finding, clipped_steps, nonfinite_losses, skipped_steps
+from tbnum.explain.finding import Finding
 from tbnum.explain.record import Record, attempts, is_scalar_log
+from tbnum.explain.totals import clipped_steps, skipped_steps
+from tbnum.explain.view import nonfinite_losses
 from tbnum.log.columns import columns_named
 from tbnum.log.schema import Event
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
+from tbnum.explain.finding import OF_THE_RUN, Finding
 from tbnum.explain.precision import underflow
-from tbnum.explain.record import Record
-from tbnum.explain.rows import Rows, sampled_rows, scale_of
+from tbnum.explain.rows import Rows, scale_of
 from tbnum.explain.thresholds import (
     CURED_SHARE,
     EDGE_BINADES,
@@ -19,100 +18,158 @@ from tbnum.explain.thresholds import (
     LR_IDLE,
     NAMES_SHOWN,
     NOT_FLOAT16_SHARE,
-    SCALE_FLOOR,
     TENSOR_EXPLODED,
     TENSOR_ROWS,
     TENSOR_ROWS_LEAST,
     UNDERFLOW_SHARE,
     UPDATE_RATIO_HIGH,
     UPDATE_RATIO_LOW,
+    VANISHED,
 )
+from tbnum.explain.view import RunView
 from tbnum.explain.words import count_text, scale_text
 from tbnum.formats import FORMATS, INF, ZERO
+from tbnum.log.columns import StepColumn
 
-__all__ = ["tensor_findings"]
+__all__ = [
+    "dead",
+    "exploding",
+    "headroom",
+    "never_gradient",
+    "not_float16",
+    "underflowing",
+    "updates",
+    "vanishing",
+]
 
 FLOAT16 = FORMATS["float16"]
-COLUMNS = ("grad_norm", "absmax", "param_norm", "update_norm", "overflow/float16")
 
 
-def tensor_findings(record: Record) -> Iterator[Finding]:
-    """Reads some 50 tables, whatever the length of the run: 10 ms at 150 tensors."""
-    late = sampled_rows(record, COLUMNS, TENSOR_ROWS, share=(0.75, 1.0))
-    middle = {rows.optimizer: rows for rows in sampled_rows(record, COLUMNS, TENSOR_ROWS, share=(0.25, 0.75))}
-    for rows in late:
-        if len(rows.steps) < TENSOR_ROWS_LEAST:
+def _judged(view: RunView) -> Iterator[tuple[Rows, Rows | None]]:
+    """For each optimizer its rows late in the run, and those of the middle: some 50 tables in all, 10 ms at 150."""
+    for optimizer, rows in view.late.items():
+        if len(rows.steps) >= TENSOR_ROWS_LEAST:
+            yield rows, view.middle.get(optimizer)
+
+
+def dead(view: RunView) -> Iterator[Finding]:
+    """Steps at which no gradient was anything but zero (a hinge loss that reached 0) speak of no tensor."""
+    for rows, before in _judged(view):
+        norms = rows.columns["grad_norm"]
+        norms = norms[(np.nan_to_num(norms) > 0).any(1)]
+        known = ~np.isnan(norms)
+        gone = ((norms == 0) | ~known).all(0) & (known.sum(0) >= TENSOR_ROWS_LEAST)
+        if not gone.any():
             continue
-        before = middle.get(rows.optimizer)
-        yield from _dead(rows, before)
-        yield from _exploding(rows, before)
-        yield from _updates(record, rows)
-        yield from _headroom(rows, before)
-        yield from _not_float16(rows)
-    yield from _scale_floor(record)
-    yield from _underflow(record)
-
-
-def _dead(rows: Rows, before: Rows | None) -> Iterator[Finding]:
-    norms = rows.columns["grad_norm"]
-    known = ~np.isnan(norms)
-    dead = ((norms == 0) | ~known).all(0) & (known.sum(0) >= TENSOR_ROWS_LEAST)
-    if not dead.any():
-        return
-    names = [name for name, one in zip(rows.names, dead.tolist(), strict=True) if one]
-    evidence = (
-        f"{len(names)} of {count_text(len(rows.names), 'tensor')} ({_listed(names)}) had a gradient of exactly zero at "
-        f"all {len(rows.steps)} steps looked at, from {int(rows.steps[0]):,} to {int(rows.steps[-1]):,}"
-    )
-    if before is not None and before.names == rows.names:
-        alive = names_where((before.columns["grad_norm"] > 0).any(0) & dead, rows.names)
-        evidence += f"; {_listed(alive)} had one before" if alive else "; nor had they one before"
-    yield Finding(
-        "dead_tensor",
-        "warning",
-        "Some parameters learn nothing",
-        evidence + ".",
-        "Look for units that are never active (ReLU after a large step), a branch that is cut off, or a gradient that "
-        "underflows: freeze or drop what is meant to be unused.",
-        OF_THE_RUN,
-    )
-
-
-def _exploding(rows: Rows, before: Rows | None) -> Iterator[Finding]:
-    if before is None or before.names != rows.names or len(before.steps) < TENSOR_ROWS_LEAST:
-        return
-    ratio = _median(rows.columns["grad_norm"]) / _positive(_median(before.columns["grad_norm"]))
-    high = names_where(ratio >= TENSOR_EXPLODED, rows.names)
-    if high:
-        at = rows.names.index(high[0]) if len(high) == 1 else int(np.nanargmax(ratio))
+        names = names_where(gone, rows.names)
+        evidence = (
+            f"{len(names)} of {count_text(len(rows.names), 'tensor')} ({_listed(names)}) had a gradient of exactly "
+            f"zero at all {len(norms)} steps looked at, from {int(rows.steps[0]):,} to {int(rows.steps[-1]):,}"
+        )
+        if before is not None and before.names == rows.names:
+            alive = names_where((before.columns["grad_norm"] > 0).any(0) & gone, rows.names)
+            evidence += f"; {_listed(alive)} had one before" if alive else "; nor had they one before"
         yield Finding(
-            "exploding_tensor",
+            "dead_tensor",
             "warning",
-            "The gradient of some tensors runs away",
-            f"{count_text(len(high), 'tensor')} ({_listed(high)}): the gradient norm of {rows.names[at]} is "
-            f"{ratio[at]:.2g} times that of the run's middle.",
-            "Clip the gradients, lower the learning rate of these tensors, or look at what feeds them.",
+            "Some parameters learn nothing",
+            evidence + ".",
+            "Look for units that are never active (ReLU after a large step), a branch that is cut off, or a gradient "
+            "that underflows: freeze or drop what is meant to be unused.",
             OF_THE_RUN,
         )
 
 
-def _updates(record: Record, rows: Rows) -> Iterator[Finding]:
-    prefix = f"{rows.optimizer}/" if rows.optimizer else ""
-    lr = record.steps.get(prefix + "lr")
-    if lr is not None and np.isfinite(lr).any():
-        at = np.minimum(np.searchsorted(record.steps["step"], rows.steps), len(lr) - 1)
-        active = ~(lr[at] < LR_IDLE * np.nanmax(lr))
-    else:
-        active = np.ones(len(rows.steps), bool)
+def never_gradient(view: RunView) -> Iterator[Finding]:
+    """Parameters that no backward reached at any step that was looked at, though their own norm was measured."""
+    frozen = view.meta.get("frozen")
+    known_frozen = isinstance(frozen, (list, tuple))
+    meant = set(frozen) if isinstance(frozen, (list, tuple)) else set()
+    for rows, _ in _judged(view):
+        parts = [rows, *(part[rows.optimizer] for part in (view.early, view.middle) if rows.optimizer in part)]
+        if any(part.names != rows.names for part in parts):
+            continue
+        norms = np.concatenate([part.columns["grad_norm"] for part in parts])
+        measured = np.concatenate([part.columns["param_norm"] for part in parts])
+        some = ~np.isnan(norms).all(1)  # steps at which others had one
+        without = np.isnan(norms[some]).all(0) & ~np.isnan(measured).all(0)
+        names = [name for name in names_where(without, rows.names) if name not in meant]
+        if np.count_nonzero(some) < 2 * TENSOR_ROWS_LEAST or not names:
+            continue
+        yield Finding(
+            "never_gradient",
+            "warning" if known_frozen else "info",
+            "Some parameters never get a gradient",
+            f"{len(names)} of {count_text(len(rows.names), 'tensor')} ({_listed(names)}) had no gradient at any of "
+            f"{np.count_nonzero(some)} steps looked at, up to {int(rows.steps[-1]):,}"
+            + (", though they require one." if known_frozen else "."),
+            "Look for a detach(), a no_grad block or a branch that the loss does not depend on; with gradient "
+            "checkpointing over frozen inputs call model.enable_input_require_grads(), or use_reentrant=False. Leave "
+            "out of the optimizer what is not meant to learn.",
+            OF_THE_RUN,
+        )
+
+
+def vanishing(view: RunView) -> Iterator[Finding]:
+    """Tensors whose norm fell to nothing against what it was early in the run."""
+    for rows, _ in _judged(view):
+        before = view.early.get(rows.optimizer)
+        if before is None or before.names != rows.names:
+            continue
+        ratio = _median(rows.columns["param_norm"]) / _positive(_median(before.columns["param_norm"]))
+        names = names_where(ratio <= VANISHED, rows.names)
+        if names:
+            least = min(names, key=lambda name: ratio[rows.names.index(name)])
+            yield Finding(
+                "tensors_vanish",
+                "warning",
+                "Some parameters shrink to nothing",
+                f"{count_text(len(names), 'tensor')} ({_listed(names)}): the norm of {least} is "
+                f"{ratio[rows.names.index(least)]:.2g} times that of the run's beginning.",
+                "Lower the weight decay of these tensors, or leave them out of it: their gradients do not outweigh it.",
+                OF_THE_RUN,
+            )
+
+
+def exploding(view: RunView) -> Iterator[Finding]:
+    for rows, before in _judged(view):
+        if before is None or before.names != rows.names or len(before.steps) < TENSOR_ROWS_LEAST:
+            continue
+        ratio = _median(rows.columns["grad_norm"]) / _positive(_median(before.columns["grad_norm"]))
+        high = names_where(ratio >= TENSOR_EXPLODED, rows.names)
+        if high:
+            at = rows.names.index(high[0]) if len(high) == 1 else int(np.nanargmax(ratio))
+            yield Finding(
+                "exploding_tensor",
+                "warning",
+                "The gradient of some tensors runs away",
+                f"{count_text(len(high), 'tensor')} ({_listed(high)}): the gradient norm of {rows.names[at]} is "
+                f"{ratio[at]:.2g} times that of the run's middle.",
+                "Clip the gradients, lower the learning rate of these tensors, or look at what feeds them.",
+                OF_THE_RUN,
+            )
+
+
+def updates(view: RunView) -> Iterator[Finding]:
+    for rows, _ in _judged(view):
+        yield from _update_ratios(view, rows)
+
+
+def _update_ratios(view: RunView, rows: Rows) -> Iterator[Finding]:
+    active = _trained(view, rows)
     if np.count_nonzero(active) < TENSOR_ROWS_LEAST:
         return
     columns = {name: values[active] for name, values in rows.columns.items()}
-    ratio = _median(columns["update_norm"]) / _positive(_median(columns["param_norm"]))
-    shapes = record.meta.get("parameters")
+    # A tensor that got no gradient at a step (an expert that no token chose) did not move there, and was not meant to.
+    reached = columns["grad_norm"] > 0
+    changes = np.where(reached, columns["update_norm"], np.nan)
+    ratio = _median(changes) / _positive(_median(columns["param_norm"]))
+    shapes = view.meta.get("parameters")
     # A vector that starts at zero, as biases do, is rewritten as a whole while it is small.
     vector = np.array([_is_vector(name, shapes) for name in rows.names])
+    enough = np.isfinite(changes).sum(0) >= TENSOR_ROWS_LEAST
     high = names_where((ratio >= UPDATE_RATIO_HIGH) & ~vector, rows.names)
-    low = names_where((ratio <= UPDATE_RATIO_LOW) & (_median(columns["grad_norm"]) > 0), rows.names)
+    low = names_where((ratio <= UPDATE_RATIO_LOW) & enough, rows.names)
     if high:
         worst = max(high, key=lambda name: ratio[rows.names.index(name)])
         yield Finding(
@@ -135,6 +192,20 @@ def _updates(record: Record, rows: Rows) -> Iterator[Finding]:
             "Raise the learning rate of these tensors, or keep them in float32 if they are not.",
             OF_THE_RUN,
         )
+
+
+def _trained(view: RunView, rows: Rows) -> np.ndarray:
+    """(R,) bool: where the learning rate was not that of a schedule's end."""
+    lr = view.steps.get(StepColumn(rows.optimizer, "lr").full)
+    if lr is None or not np.isfinite(lr).any():
+        return np.ones(len(rows.steps), bool)
+    at = np.minimum(np.searchsorted(view.number, rows.steps), len(lr) - 1)
+    return np.asarray(~(lr[at] < LR_IDLE * np.nanmax(lr)))
+
+
+def headroom(view: RunView) -> Iterator[Finding]:
+    for rows, before in _judged(view):
+        yield from _headroom(rows, before)
 
 
 def _headroom(rows: Rows, before: Rows | None) -> Iterator[Finding]:
@@ -168,6 +239,11 @@ def _largest(rows: Rows) -> np.ndarray:
     return largest
 
 
+def not_float16(view: RunView) -> Iterator[Finding]:
+    for rows, _ in _judged(view):
+        yield from _not_float16(rows)
+
+
 def _not_float16(rows: Rows) -> Iterator[Finding]:
     if not np.isfinite(rows.scale).all() or not (rows.scale > 1).all():
         return
@@ -186,29 +262,8 @@ def _not_float16(rows: Rows) -> Iterator[Finding]:
         )
 
 
-def _scale_floor(record: Record) -> Iterator[Finding]:
-    """Steps that were taken at a scale below 1."""
-    scale, number = record.steps.get("loss_scale"), record.steps.get("step")
-    if scale is None or number is None:
-        return
-    with np.errstate(invalid="ignore"):
-        below = (scale < SCALE_FLOOR) & ~record.steps.get("skipped", np.zeros(len(scale), bool))
-    count = int(np.count_nonzero(below))
-    if count:
-        rows = np.flatnonzero(below)
-        low = float(scale[rows].min())
-        yield Finding(
-            "scale_below_one",
-            "warning",
-            "The loss scale is used up",
-            f"{count_text(count, 'step')} were taken at a scale below 1, the first at step {int(number[rows[0]]):,}, "
-            f"the lowest at {scale_text(low)}: the largest gradients do not fit float16 at their true size.",
-            "Lower the learning rate or the loss (a mean in place of a sum), clip harder, or use bfloat16.",
-            steps_of(number[rows]),
-        )
-
-
-def _underflow(record: Record) -> Iterator[Finding]:
+def underflowing(view: RunView) -> Iterator[Finding]:
+    record = view.record
     histograms: Any = getattr(record, "histograms", None)
     number = record.steps.get("step")
     if histograms is None or number is None or not len(number) or "gradient" not in histograms:

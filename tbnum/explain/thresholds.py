@@ -60,8 +60,16 @@ SPIKE_STEPS = 3
 BACK_DEVIATIONS, BACK_SHARE = 3.0, 0.1
 """The loss is back when the median of the next `BASELINE` steps is this near to what it was before."""
 
-SPIKES_WARNING = 3
-"""Single spikes that the run got over are an information; from three on they are a habit."""
+SPIKES_WARNING, SPIKES_RATE = 3, 1 / 1000
+"""Spikes that took more than `ONE_STEP` to come back, and their share of the steps, from which on they are a warning.
+Where noise has heavy tails, single steps leave the usual at any rate, and are back with the next."""
+
+ONE_STEP = 2
+"""Steps within which a spike is over that a single batch made: its own, and one more."""
+
+FAR_DEVIATIONS, FAR_TIMES = 64.0, 10.0
+"""Robust deviations above the usual, and times the usual itself, that a spike lies far beyond anything usual. Only one
+that lasted more than `ONE_STEP`: the highest of many heavy-tailed values lies as far, for a step."""
 
 NORM_ROSE = 3.0
 """A gradient norm this many times the usual one, within `BEFORE` steps, counts as what preceded a spike."""
@@ -71,6 +79,13 @@ NORM_EXPLODED = 10.0
 
 BEFORE = 32
 """How many steps back a cause is looked for. As many as the flight recorder keeps."""
+
+WINDOW_LEAST = 8
+"""Fewer values than this among `BEFORE` steps do not tell what a quantity did there: it counts as not recorded."""
+
+LED_DEVIATIONS = 4.0
+"""Robust deviations from its usual from which on a quantity is named as what led to a step. Noise of a normal kind is
+there once in 16,000 values."""
 
 LR_ROSE = 1.5
 """A learning rate that grew by half within `BEFORE` steps may be what a spike comes from (a warm-up too short)."""
@@ -128,3 +143,46 @@ SPOILED_NORMS = 4.0
 suspect and not the scale. A scale doubled makes gradients overflow that fitted within a factor of two; four times the
 usual length would have overflowed before the growth as well. The same at a scale that had held: those of good batches
 are three times as long in one step of some hundred."""
+
+# -- what is not finite
+
+BACKWARD_LARGEST = 65504 / 16
+"""The largest finite gradient, times the loss scale, up to which an overflow of float16 is ruled out: what overflows
+leaves others within a factor of a few below the end of the format. Four doublings below it, nothing was near."""
+
+SCALE_FALLEN = 16.0
+"""A scale so many times below one that had held is no probe's and no batch's doing: gradients have grown, or one
+batch in a few overflows. Batches differ by a factor of two to four."""
+
+SCALE_HELD = 32
+"""Unskipped steps after which a scale counts as one that had held, where others are compared with it."""
+
+EXTREME_SCALE = 2.0**48
+"""Above it the largest gradient that fits float16 is 2e-10, far below what any loss's own gradient is: the gradients
+are not float16, or the scale was set by mistake."""
+
+# -- levels
+
+ROSE_WINDOW = 128
+"""Losses of which a level is the median: it varies by a tenth of the noise of a single loss."""
+
+ROSE_SHARE, ROSE_NOISE = 0.1, 4.0
+"""The level has to be this share above its lowest, and so many robust deviations of what levels differ by from one
+window to the next. Losses that wander on their own differ as much between windows, and do not count as risen."""
+
+LEVEL_TIMES, LEVEL_STEPS = 4.0, 128
+"""A gradient norm that from one step to the next is so many times as long (or as short) and stays so for as many steps.
+Norms drift over a run by more than that, but not within a step; batches differ by a factor of two to four, and not for
+good."""
+
+VANISHED = 0.01
+"""A norm of parameters that fell to this share of what it was holds nothing of what was learned."""
+
+# -- learning rates
+
+LR_OUTLIER, LR_OUTLIER_STEPS = 5.0, 8
+"""A learning rate so many times that of the step before, and back within so many steps. No schedule does that; a warm
+restart jumps further, and stays."""
+
+LR_ZERO_STEPS = 16
+"""Steps with a learning rate of 0. Schedules begin or end with one or two; sixteen are no rounding of a schedule."""

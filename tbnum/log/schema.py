@@ -331,6 +331,13 @@ EVENT_KINDS: dict[str, str] = {
     "repeat_of_diverged_run": "a run with the same settings diverged before",
     "ranks_disagree": "ranks skipped a step that others took, or have other loss scales",
     "rank_lost": "the record of a rank stops while others go on",
+    "nonfinite_update": "an update whose gradients were finite made the parameters non-finite",
+    "nonfinite_buffers": "buffers of the model, such as BatchNorm's running statistics, hold NaN or inf",
+    "gradients_not_zeroed": "an attempt began with the gradients that the last update had used",
+    "gradients_discarded": "gradients were set to zero between the backward passes of one update",
+    "step_without_backward": "the optimizer stepped again on the gradients of its last step",
+    "loss_spike": "the loss left what was usual",
+    "grad_norm_spike": "the gradient norm left what was usual",
     "annotation": "a note of the user's",
     "crash": "the training loop ended with an exception",
 }

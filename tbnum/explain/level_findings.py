@@ -1,0 +1,238 @@
+"""Findings on levels: a loss that rises and stays up, gradient norms of another size for good, vanishing weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
+from tbnum.explain.thresholds import (
+    BASELINE,
+    BEFORE,
+    LEVEL_STEPS,
+    LEVEL_TIMES,
+    LR_ROSE,
+    ROSE_NOISE,
+    ROSE_SHARE,
+    ROSE_WINDOW,
+    VANISHED,
+)
+from tbnum.explain.view import RunView
+from tbnum.explain.words import count_text, number_text
+from tbnum.log.columns import columns_named
+
+__all__ = ["loss_rose", "norm_level", "weights_vanish"]
+
+WINDOWS = 2000
+"""Of a long run: then they lie further apart."""
+
+
+class _Levels(NamedTuple):
+    """Rolling medians of the loss, (W,) each; windows of `ROSE_WINDOW` values, half of which overlap."""
+
+    median: np.ndarray
+    lowest: np.ndarray  # the lowest level so far that held for two windows
+    lowest_at: np.ndarray  # the window at which it did
+    risen: (
+        np.ndarray
+    )  # bool: three quarters of the window lie above the lowest, and its median by the share and the noise
+    rows: np.ndarray  # of the record: the middle of each window
+
+
+def loss_rose(view: RunView) -> Iterator[Finding]:
+    """A loss whose rolling median stays above its lowest, by more than its noise and a tenth, to the end."""
+    levels = _levels(view)
+    if levels is None or not levels.risen[-3:].all():
+        return
+    since = len(levels.risen) - int(np.argmin(levels.risen[::-1])) if not levels.risen.all() else 0
+    lowest_at, end = int(levels.lowest_at[-1]), len(levels.risen) - 1
+    first, last, newest = (int(levels.rows[window]) for window in (lowest_at, since, end))
+    low, now = float(levels.lowest[-1]), float(levels.median[end])
+    restarted = _lr_went_back_up(view, first, newest)
+    habit = _habit(levels.risen[:since])
+    changed = _accumulation_changed(view, first, last)
+    if restarted or changed:
+        return
+    begin, at = int(view.number[first]), int(view.number[last])
+    noted = any(event.kind == "annotation" and begin <= event.step <= at for event in view.events)
+    rate = _lr_text(view, first, last)
+    yield Finding(
+        "loss_rose",
+        "info" if habit or noted else "warning",
+        "The loss rose and stays up",
+        f"The median of {ROSE_WINDOW} losses rose from {number_text(low)} (at step {begin:,}) to {number_text(now)}; "
+        f"it has been above its lowest, by more than its noise and {100 * ROSE_SHARE:.0f} %, since about step {at:,}."
+        + rate,
+        f"Go back to a checkpoint from before step {at:,}, and lower the learning rate, or look at what changed in the "
+        "data from there on. Nothing to do where the objective or the data changed on purpose.",
+        steps_of([begin, at]),
+    )
+
+
+def _levels(view: RunView) -> _Levels | None:
+    loss = view.steps.get("loss")
+    if loss is None:
+        return None
+    taken = np.isfinite(loss) & ~view.skipped
+    rows = np.flatnonzero(taken)
+    values = loss if len(rows) == len(loss) else loss[rows]
+    if len(values) < 3 * ROSE_WINDOW:
+        return None
+    stride = max(ROSE_WINDOW // 2, len(values) // WINDOWS)
+    offset = (len(values) - ROSE_WINDOW) % stride  # so that the last window ends with the record
+    windows = np.lib.stride_tricks.sliding_window_view(values[offset:], ROSE_WINDOW)[::stride]
+    quarter, half = ROSE_WINDOW // 4, ROSE_WINDOW // 2
+    ordered = np.sort(windows, axis=1)
+    median = ordered[:, half]
+    held = np.maximum(median[:-2], median[2:])  # what two windows without a value in common stayed below
+    held = np.maximum(held, median[1:-1])
+    lowest = np.full(len(median), np.inf)
+    lowest[2:] = np.minimum.accumulate(held)
+    lowest_at = np.zeros(len(median), np.int64)
+    new = np.concatenate([[True], held[1:] < lowest[2:-1]])
+    lowest_at[2:] = np.maximum.accumulate(np.where(new, np.arange(len(held)), 0))
+    noise = 1.4826 * float(np.median(np.abs(np.diff(median[::2])))) if len(median) > 4 else 0.0
+    span = float(median[:2].max() - lowest[-1])
+    least = np.maximum(np.maximum(ROSE_SHARE * np.abs(lowest), ROSE_NOISE * noise), 0.01 * max(span, 0.0))
+    with np.errstate(invalid="ignore"):
+        risen = median - lowest > least
+    risen &= ordered[:, quarter] > lowest
+    return _Levels(median, lowest, lowest_at, risen, rows[offset + ROSE_WINDOW // 2 :: stride][: len(median)])
+
+
+def _habit(risen: np.ndarray) -> bool:
+    """Whether the loss rose as long, and came back, twice before: it goes up and down by itself."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], risen, [False]]).astype(np.int8)))
+    lengths = edges[1::2] - edges[::2]
+    return bool(np.count_nonzero(lengths >= 3) >= 2)
+
+
+def _lr_went_back_up(view: RunView, first: int, last: int) -> bool:
+    """Whether the learning rate is above that of the lowest loss, and no higher than the run had borne before it."""
+    for column, lr in columns_named(view.steps, "lr"):
+        before, then, now = lr[: first + 1], lr[first], lr[last]
+        if column.group or not np.isfinite(before).any():
+            continue
+        if now > LR_ROSE * then > 0 and now <= 1.05 * np.nanmax(before):
+            return True
+    return False
+
+
+def _accumulation_changed(view: RunView, first: int, last: int) -> bool:
+    """Whether the sum is over more micro-batches than it was."""
+    counts = view.steps.get("micro_batches")
+    return counts is not None and bool(counts[last] > 1.5 * counts[first] > 0)
+
+
+def _lr_text(view: RunView, first: int, last: int) -> str:
+    for column, lr in columns_named(view.steps, "lr"):
+        window = lr[first : last + 1]
+        if not column.group and np.isfinite(window).any() and lr[first] > 0:
+            peak = first + int(np.nanargmax(window))
+            if lr[peak] > LR_ROSE * lr[first]:
+                step = int(view.number[peak])
+                return (
+                    f" The learning rate rose from {number_text(lr[first])} to {number_text(lr[peak])} (step {step:,})."
+                )
+    return ""
+
+
+def norm_level(view: RunView) -> Iterator[Finding]:
+    """Gradient norms that from one step to the next are others, for good, by a factor that no batch makes."""
+    for column, norms in columns_named(view.steps, "grad_norm"):
+        skipped = view.steps.get(column.beside("skipped"), view.skipped)
+        rows = np.flatnonzero(np.isfinite(norms) & ~skipped.astype(bool) & (norms > 0))
+        place = _new_level(norms[rows])
+        if place is None:
+            continue
+        at, before, after = place
+        row = int(rows[at])
+        step = int(view.number[row])
+        if _lr_moved(view, column.beside("lr"), row):
+            continue
+        whose = f" of {column.optimizer}" if column.optimizer else ""
+        noted = any(event.kind == "annotation" and abs(event.step - step) <= BEFORE for event in view.events)
+        yield Finding(
+            "norm_level",
+            "info" if noted else "warning",
+            "The gradients have another size from one step on",
+            f"The gradient norm{whose} was {number_text(before)} up to step {step - 1:,} and is {number_text(after)} "
+            f"since, {after / before:.2g} times as large.",
+            f"Look at what changed at step {step:,}: the number of micro-batches a step (divide each loss by it), the "
+            "reduction of the loss, the batch size, a checkpoint. Adam hides a constant factor; clipping and weight "
+            "decay do not.",
+            steps_of([step - 1, step]),
+        )
+
+
+def _new_level(norms: np.ndarray) -> tuple[int, float, float] | None:
+    """Where a series jumps to another level and stays there; the levels before and after. O(values)."""
+    if len(norms) < 4 * BASELINE:
+        return None
+    size = max(BASELINE, len(norms) // WINDOWS // BASELINE * BASELINE)
+    blocks = len(norms) // size
+    medians = np.median(norms[: blocks * size].reshape(blocks, size)[:, :: size // BASELINE], axis=1)
+    ratio = medians[2:] / medians[:-2]
+    for block in np.flatnonzero((ratio >= LEVEL_TIMES) | (ratio <= 1 / LEVEL_TIMES)).tolist()[:8]:
+        before, after = float(medians[block]), float(medians[block + 2])
+        held = medians[max(0, block - 3) : block + 1]
+        rest = medians[block + 2 :]
+        rises = after > before
+        stays = (rest > before * LEVEL_TIMES / 2).all() if rises else (rest < before / LEVEL_TIMES * 2).all()
+        steady = held.max() <= 1.5 * held.min()
+        if block < 1 or len(rest) * size < LEVEL_STEPS or not stays or not steady:
+            continue
+        begin = (block + 1) * size - size // 2
+        place = _edge(norms, begin, begin + 2 * size, before, after)
+        if place is not None:
+            return place, before, after
+    return None
+
+
+def _edge(norms: np.ndarray, begin: int, end: int, before: float, after: float) -> int | None:
+    """The first value of the new level, where the step is a sharp one: eight values before and after it tell."""
+    middle = float(np.sqrt(before * after))
+    high = norms[begin:end] > middle
+    beyond = high if after > before else ~high
+    count = np.cumsum(beyond)
+    place = begin + int(np.argmin(count - np.arange(len(beyond)) * 0.5)) + 1
+    around = norms[max(0, place - 8) : place], norms[place : place + 8]
+    if any(len(each) < 8 for each in around):
+        return None
+    first, second = (float(np.median(each)) for each in around)
+    times = max(second / first, first / second)
+    return place if times >= LEVEL_TIMES / 1.5 else None
+
+
+def _lr_moved(view: RunView, name: str, row: int) -> bool:
+    lr = view.steps.get(name)
+    if lr is None:
+        return False
+    before, after = lr[max(0, row - 8)], lr[min(len(lr) - 1, row + 8)]
+    return bool(max(before, after) > LR_ROSE * min(before, after))
+
+
+def weights_vanish(view: RunView) -> Iterator[Finding]:
+    for column, norms in columns_named(view.steps, "param_norm"):
+        rows = np.flatnonzero(np.isfinite(norms))
+        if len(rows) < 8:
+            continue
+        values = norms[rows]
+        peak = int(np.argmax(values))
+        now = float(np.median(values[-3:]))
+        if not now <= VANISHED * values[peak]:
+            continue
+        whose = f" of {column.optimizer}" if column.optimizer else ""
+        first, last = int(view.number[rows[peak]]), int(view.number[rows[-1]])
+        yield Finding(
+            "weights_vanish",
+            "warning",
+            "The parameters shrink to nothing",
+            f"The norm of the parameters{whose} fell from {number_text(float(values[peak]))} at step {first:,} to "
+            f"{number_text(now)} at step {last:,} ({count_text(len(rows), 'measurement')}).",
+            "Lower the weight decay, or the learning rate that multiplies it: what it takes away, the gradients do not "
+            "give back.",
+            steps_of([first, last]) or OF_THE_RUN,
+        )

@@ -1,0 +1,111 @@
+"""Findings on learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tbnum.explain.finding import Finding, steps_of
+from tbnum.explain.record import is_scalar_log
+from tbnum.explain.thresholds import (
+    LR_OUTLIER,
+    LR_OUTLIER_STEPS,
+    LR_ZERO_STEPS,
+    SCHEDULE_DRIFT_INFO,
+    SCHEDULE_DRIFT_WARNING,
+)
+from tbnum.explain.view import RunView
+from tbnum.explain.words import count_text, number_text, share_text
+from tbnum.log.columns import columns_named
+
+__all__ = ["outlier", "schedule_drift", "zero"]
+
+
+def outlier(view: RunView) -> Iterator[Finding]:
+    """A learning rate many times that of the step before, and back within a few steps."""
+    for column, lr in columns_named(view.steps, "lr"):
+        with np.errstate(invalid="ignore"):
+            jumps = np.flatnonzero((lr[1:] >= LR_OUTLIER * lr[:-1]) & (lr[:-1] > 0)) + 1
+        rows = [row for row in jumps.tolist() if (lr[row + 1 : row + 1 + LR_OUTLIER_STEPS] <= 2 * lr[row - 1]).any()]
+        if not rows or len(rows) > max(3, len(lr) // 100):
+            continue  # none, or a schedule of that shape
+        worst = max(rows, key=lambda row: float(lr[row] / lr[row - 1]))
+        group = f" of group {column.group}" if column.group else ""
+        whose = f" of {column.optimizer}" if column.optimizer else ""
+        step = int(view.number[worst])
+        yield Finding(
+            "lr_outlier",
+            "warning",
+            "The learning rate was out of line for a step",
+            f"The learning rate{group}{whose} was {number_text(float(lr[worst]))} at step {step:,}, "
+            f"{lr[worst] / lr[worst - 1]:.3g} times that of the step before ({number_text(float(lr[worst - 1]))})"
+            + (f"; {count_text(len(rows), 'such place')} in all." if len(rows) > 1 else "."),
+            f"Look at what sets the learning rate at step {step:,}: a scheduler stepped with a number, two schedulers "
+            "on one optimizer, a value that is written to param_groups.",
+            steps_of(view.number[rows]),
+        )
+        return
+
+
+def zero(view: RunView) -> Iterator[Finding]:
+    """Steps that were taken with a learning rate of 0 in every group of an optimizer."""
+    owners: dict[str | None, list[np.ndarray]] = {}
+    for column, lr in columns_named(view.steps, "lr"):
+        owners.setdefault(column.optimizer, []).append(lr)
+    for optimizer, rates in owners.items():
+        if not len(view.number):
+            continue
+        still = np.logical_and.reduce([lr == 0 for lr in rates])
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], still, [False]]).astype(np.int8))).reshape(-1, 2)
+        long = [(begin, end) for begin, end in edges.tolist() if end - begin >= LR_ZERO_STEPS]
+        if not long:
+            continue
+        begin, end = long[-1]
+        whose = f" of {optimizer}" if optimizer else ""
+        to_the_end = end == len(still)
+        first = int(view.number[begin])
+        text = f"The learning rate{whose} was 0 for {count_text(end - begin, 'step')}, the first at step {first:,}"
+        warm = begin == 0 and not to_the_end
+        aside = optimizer is not None and begin == 0  # one of several that does not train from the beginning on
+        yield Finding(
+            "lr_zero",
+            "info" if warm or aside else "warning",
+            "The learning rate is 0" if to_the_end else "The learning rate was 0 for a while",
+            text + (", up to the end: nothing is learned." if to_the_end else "."),
+            "Look at the schedule's length against the number of updates: a decay that ended early, or a warm-up that "
+            "never began, trains nothing.",
+            steps_of([first]),
+        )
+
+
+def schedule_drift(view: RunView) -> Iterator[Finding]:
+    """Learning rates that moved on after a step that was skipped."""
+    if is_scalar_log(view.record):
+        return  # a rate may be logged before or after it moved on
+    for column, lr in columns_named(view.steps, "lr"):
+        if column.group:
+            continue  # they follow the first
+        skipped = view.steps.get(column.beside("skipped"))
+        if skipped is None or len(lr) < 2:
+            continue
+        after = np.flatnonzero(skipped[:-1])
+        with np.errstate(invalid="ignore"):
+            moved = np.abs(lr[after + 1] - lr[after]) > 1e-12 * np.abs(lr[after])
+        drifted = after[moved]
+        drift, total = len(drifted), len(lr)
+        if drift < 2 or drift < SCHEDULE_DRIFT_INFO * total:
+            continue
+        whose = f" of {column.optimizer}" if column.optimizer else ""
+        evidence = (
+            f"The learning rate{whose} moved on after {drift:,} of {len(after):,} skipped steps: it is "
+            f"{count_text(drift, 'step')} ({share_text(drift, total)} of the run) ahead of the updates."
+        )
+        remedy = (
+            "Call scheduler.step() only where the optimizer stepped: compare scaler.get_scale() before and after "
+            "scaler.update(), and skip the schedule where it fell."
+        )
+        severity = "warning" if drift >= SCHEDULE_DRIFT_WARNING * total else "info"
+        title = "The schedule runs ahead on skipped steps"
+        yield Finding("schedule_drift", severity, title, evidence, remedy, steps_of(view.number[drifted]))
+        return

@@ -1,0 +1,37 @@
+"""Whether a loss stands out from its recent ones."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+__all__ = ["loss_is_usual", "loss_stands_out"]
+
+
+def loss_is_usual(loss: float, recent: Sequence[float]) -> bool:
+    """Whether a loss is known to be as its recent ones are: at most 3 robust standard deviations over their median.
+
+    Of 700 good batches one has more: whoever is sent to look at it looks at little else that is good.
+    """
+    if len(recent) < 10 or not math.isfinite(loss):
+        return False
+    median, deviation = _spread(recent)
+    return loss - median <= 3 * deviation
+
+
+def loss_stands_out(loss: float, recent: Sequence[float]) -> bool:
+    """Whether a loss lies far above its recent ones: 8 robust standard deviations over their median, and a tenth.
+
+    Far, because it overrules a rule: a scale that has just grown is a better suspect than a batch that is a bit worse.
+    """
+    if len(recent) < 10 or not math.isfinite(loss):
+        return False
+    median, deviation = _spread(recent)
+    return loss - median > max(8 * deviation, 0.1 * abs(median))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    """Median and robust standard deviation."""
+    median = statistics.median(values)
+    return median, 1.4826 * statistics.median(abs(value - median) for value in values)

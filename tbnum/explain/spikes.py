@@ -1,0 +1,218 @@
+"""Steps at which the loss or a gradient norm left what was usual: computed at each read, never stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tbnum.explain.record import Record
+from tbnum.explain.thresholds import (
+    BACK_DEVIATIONS,
+    BACK_SHARE,
+    BASELINE,
+    BEFORE,
+    FAR_DEVIATIONS,
+    FAR_TIMES,
+    LR_ROSE,
+    NORM_EXPLODED,
+    ONE_STEP,
+    SPIKE_ALONE_DEVIATIONS,
+    SPIKE_DEVIATIONS,
+    SPIKE_SHARE,
+    SPIKE_STEPS,
+)
+from tbnum.explain.words import as_float
+from tbnum.log.columns import StepColumn, columns_named
+from tbnum.log.schema import Event
+
+__all__ = ["LIMITS", "NEXT", "SPIKES", "Spike", "SpikeFacts", "data_of", "find_spikes", "spike_events", "spikes_in"]
+
+SPIKES = {"loss_spike": "loss", "grad_norm_spike": "grad_norm"}
+"""Kinds of event, and the column that each is about."""
+
+STRIDE = BASELINE // 2  # between two windows: a median is taken once for so many values
+NEXT = 8
+"""Values, its own included, that decide whether a value is a spike: `SPIKE_STEPS` of them have to be high."""
+
+
+class Spike(NamedTuple):
+    column: StepColumn
+    row: int  # of the record, at which it began
+    peak_row: int
+    peak: float
+    usual: float
+    back_after: int | None  # steps until it was back; None: not, or the record ends too soon to tell
+    lasting: bool  # it was still high `BASELINE` values later
+    far: bool  # far beyond anything usual, and not for a single step
+    schedule: bool  # the learning rate had just gone back up to where it had been: a warm restart
+
+    @property
+    def grave(self) -> bool:
+        return (self.lasting or self.far) and not self.schedule
+
+
+class SpikeFacts(NamedTuple):
+    """What the event of a spike says."""
+
+    step: int
+    peak_step: int
+    peak: float
+    usual: float
+    back_after: int | None
+    lasting: bool
+    grave: bool
+    schedule: bool
+
+    @staticmethod
+    def of(event: Event) -> SpikeFacts:
+        data = event.data
+        peak_step, back_after = as_float(data.get("peak_step")), as_float(data.get("back_after"))
+        return SpikeFacts(
+            event.step,
+            event.step if math.isnan(peak_step) else int(peak_step),
+            as_float(data.get("peak")),
+            as_float(data.get("usual")),
+            None if math.isnan(back_after) else int(back_after),
+            bool(data.get("lasting")),
+            bool(data.get("grave")),
+            bool(data.get("schedule")),
+        )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far above the usual a value is a spike: robust deviations (of one of several, of one alone), and a share."""
+
+    deviations: float
+    alone: float
+    share: float  # of the usual
+
+
+LIMITS = {
+    "loss": Limits(SPIKE_DEVIATIONS, SPIKE_ALONE_DEVIATIONS, SPIKE_SHARE),
+    "grad_norm": Limits(SPIKE_ALONE_DEVIATIONS, SPIKE_ALONE_DEVIATIONS, NORM_EXPLODED - 1),
+}
+
+
+class Found(NamedTuple):
+    """A spike among finite values."""
+
+    begin: int
+    peak: int
+    usual: float  # the median of `BASELINE` values that end up to `STRIDE` before it
+    deviation: float  # robust: 1.4826 x the median distance from the median
+
+
+def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
+    """Of finite values in order. What is high within `STRIDE` values of a high one belongs to the same spike.
+
+    O(values): one median for each `STRIDE` of them, and more only around values that are a share above it.
+    """
+    if len(values) <= BASELINE:
+        return []
+    windows = np.lib.stride_tricks.sliding_window_view(values, BASELINE)[::STRIDE]
+    following = np.full(-(-(len(values) - BASELINE) // STRIDE) * STRIDE, -np.inf)
+    following[: len(values) - BASELINE] = values[BASELINE:]
+    blocks = following.reshape(-1, STRIDE)  # (W, STRIDE) the values that are held against each window
+    middle = _medians(windows[: len(blocks)])
+    some = np.flatnonzero(blocks.max(1) - middle > limits.share * np.abs(middle))
+    if not len(some):
+        return []
+    usual = middle[some, None]
+    deviation = 1.4826 * _medians(np.abs(windows[some] - usual))[:, None]
+    above, least = blocks[some] - usual, limits.share * np.abs(usual)
+    high = above > np.maximum(limits.deviations * deviation, least)
+    window, place = np.nonzero(high)
+    at = BASELINE + some[window] * STRIDE + place  # rising
+    near = np.searchsorted(at, at + NEXT) - np.arange(len(at))  # of it and the next, so many are high
+    kept = (above > np.maximum(limits.alone * deviation, least))[high] | (near >= SPIKE_STEPS)
+    found: list[Found] = []
+    last = -STRIDE - 1
+    for position, index in zip(at[kept].tolist(), window[kept].tolist(), strict=True):
+        if found and position <= last + STRIDE:
+            if values[position] > values[found[-1].peak]:
+                found[-1] = found[-1]._replace(peak=position)
+        else:
+            found.append(Found(position, position, float(usual[index, 0]), float(deviation[index, 0])))
+        last = position
+    return found
+
+
+def _medians(windows: np.ndarray) -> np.ndarray:
+    """(W,) over finite values (W, BASELINE). Sorting short rows is ten times as fast as to partition them."""
+    half = windows.shape[1] // 2
+    ordered = np.sort(windows, axis=1)
+    return np.asarray((ordered[:, half - 1] + ordered[:, half]) / 2)
+
+
+def spikes_in(record: Record, name: str) -> list[Spike]:
+    """Steps that were taken, with a finite value far above the usual. Skipped steps are told by their skip."""
+    found: list[Spike] = []
+    for column, values in columns_named(record.steps, name):
+        if column.name == "loss" and column.optimizer is not None:
+            continue  # the sum has it
+        skipped = record.steps.get(column.beside("skipped"), record.steps.get("skipped"))
+        taken = np.isfinite(values) if skipped is None else np.isfinite(values) & ~skipped.astype(bool)
+        rows = np.flatnonzero(taken)
+        finite = values if len(rows) == len(values) else values[rows]
+        found += [_described(record, column, rows, finite, each) for each in find_spikes(finite, LIMITS[name])]
+    return found
+
+
+def _described(record: Record, column: StepColumn, rows: np.ndarray, values: np.ndarray, found: Found) -> Spike:
+    """`rows` (N,): where the `values` stand in the record."""
+    at, normal, deviation = found.begin, found.usual, found.deviation
+    border = normal + max(BACK_DEVIATIONS * deviation, BACK_SHARE * abs(normal))
+    after = values[at + 1 : at + 1 + BASELINE]
+    back = np.flatnonzero(after <= border)
+    lasting = len(after) >= BASELINE // 2 and float(np.median(after)) > border
+    back_after = int(rows[at + 1 + back[0]] - rows[at]) if len(back) and not lasting else None
+    peak = float(values[found.peak])
+    longer = back_after is None or back_after > ONE_STEP
+    far = longer and peak - normal > max(FAR_DEVIATIONS * deviation, FAR_TIMES * abs(normal))
+    row, peak_row = int(rows[at]), int(rows[found.peak])
+    far = far and column.name == "loss"
+    return Spike(column, row, peak_row, peak, normal, back_after, lasting, far, _restarted(record, row))
+
+
+def _restarted(record: Record, row: int) -> bool:
+    """Whether the learning rate had just gone up again, to no more than what the run had trained with before."""
+    for column, lr in columns_named(record.steps, "lr"):
+        begin = max(0, row - BEFORE)
+        before = lr[begin : row + 1]
+        known = before[np.isfinite(before)]
+        if column.group or len(known) < 2 or not begin:
+            continue
+        with np.errstate(invalid="ignore"):
+            if known[-1] > LR_ROSE * known.min() > 0 and known.max() <= 1.05 * np.nanmax(lr[:begin]):
+                return True
+    return False
+
+
+def spike_events(record: Record) -> list[Event]:
+    """Not yet explained, in order of step."""
+    number = record.steps.get("step", np.empty(0, np.int64))
+    clock = record.steps.get("wall_time", np.full(len(number), np.nan))
+    events = []
+    for kind, name in SPIKES.items():
+        for spike in spikes_in(record, name):
+            step, wall_time = int(number[spike.row]), float(clock[spike.row])
+            events.append(Event(step, wall_time, kind, optimizer=spike.column.optimizer, data=data_of(spike, number)))
+    return sorted(events, key=lambda event: event.step)
+
+
+def data_of(spike: Spike, number: Sequence[int] | np.ndarray) -> dict[str, object]:
+    """What the event of a spike holds."""
+    return {
+        "peak_step": int(number[spike.peak_row]),
+        "peak": spike.peak,
+        "usual": spike.usual,
+        "back_after": spike.back_after,
+        "lasting": spike.lasting,
+        "grave": spike.grave,
+        "schedule": spike.schedule,
+    }
