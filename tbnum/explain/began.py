@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["Began", "began", "forward_order"]
+__all__ = ["Began", "began", "forward_order", "module_of"]
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def began(names: Sequence[str], nonfinite: Sequence[bool]) -> Began | None:
 
 def _spread(names: Sequence[str], last: int) -> Began:
     """All up to `last` are non-finite, and none after it."""
-    module = _module(names[last])
-    producers = tuple(name for name in names[: last + 1] if _module(name) == module)
+    module = module_of(names[last])
+    producers = tuple(name for name in names[: last + 1] if module_of(name) == module)
     further = last + 1 - len(producers)
     if last == len(names) - 1:
         text = f"No gradient is finite: the overflow began in the backward of {module} or behind it, up to the loss."
         return Began("everything", (module,), producers, further, text)
-    following = _module(names[last + 1])
+    following = module_of(names[last + 1])
     before = f"Everything before {module}"
     if following == module:  # its other tensors are finite, so what came in was
         text = f"{before} is non-finite, nothing after it: the overflow began in the backward of {module}."
@@ -74,7 +74,7 @@ def _within(names: Sequence[str], bad: Sequence[bool]) -> Began | None:
     for levels in range(depth, 0, -1):
         blocks: dict[str, list[bool]] = {}
         for name, one in zip(names, bad, strict=True):
-            blocks.setdefault(".".join(_module(name).split(".")[:levels]), []).append(one)
+            blocks.setdefault(".".join(module_of(name).split(".")[:levels]), []).append(one)
         listed = list(blocks)
         mixed = [at for at, each in enumerate(blocks.values()) if any(each) and not all(each)]
         if len(mixed) != 1:
@@ -100,10 +100,10 @@ def _one_by_one(names: Sequence[str], bad: Sequence[bool]) -> Began:
     Of the first module, none can have been. But the gradient that reached it came past the second.
     """
     found = tuple(name for name, one in zip(names, bad, strict=True) if one)
-    first = [one for name, one in zip(names, bad, strict=True) if _module(name) == _module(names[0])]
+    first = [one for name, one in zip(names, bad, strict=True) if module_of(name) == module_of(names[0])]
     if all(bad[: len(first) + 1]):
         return Began("scattered", (), found, 0, "")
-    modules = tuple(dict.fromkeys(map(_module, found)))
+    modules = tuple(dict.fromkeys(map(module_of, found)))
     text = "It overflowed by itself" if len(found) == 1 else "Each of them overflowed by itself"
     text += ": what was passed on stayed finite."
     return Began("alone", modules, found, 0, text)
@@ -143,7 +143,7 @@ def forward_order(names: tuple[str, ...]) -> tuple[int, ...]:
 _UNNAMED = re.compile(r"(.*\.)?group\d+\.param\d+$")
 
 
-def _module(name: str) -> str:
+def module_of(name: str) -> str:
     """`blocks.3.mlp.fc1` of its weight. A tensor that has no module's name stands for itself."""
     if _UNNAMED.match(name) or "." not in name:
         return name

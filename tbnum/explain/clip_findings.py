@@ -26,7 +26,7 @@ def wrong_threshold(view: RunView) -> Iterator[Finding]:
         worst = float(thresholds[rows].min())
         what = "reverses every gradient: each step goes uphill" if worst < 0 else "sets every gradient to 0"
         yield Finding(
-            "max_norm_wrong",
+            "max_norm_invalid",
             "error",
             "The clipping threshold is negative" if worst < 0 else "The clipping threshold is 0",
             f"max_norm{whose} was {number_text(worst)} in {count_text(len(rows), 'step')}, the first at step "

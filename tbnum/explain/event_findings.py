@@ -25,8 +25,8 @@ __all__ = [
     "counted",
     "crash",
     "dropped",
-    "loss_over_nothing",
     "lost_ranks",
+    "mean_over_nothing",
     "nonfinite_loss",
     "nonfinite_parameters",
     "nonfinite_steps",
@@ -117,7 +117,7 @@ def _over_nothing(view: RunView) -> np.ndarray:
     return rows[finite]
 
 
-def loss_over_nothing(view: RunView) -> Iterator[Finding]:
+def mean_over_nothing(view: RunView) -> Iterator[Finding]:
     rows = _over_nothing(view)
     if not len(rows):
         return
@@ -130,7 +130,7 @@ def loss_over_nothing(view: RunView) -> Iterator[Finding]:
     )
     evidence += f" ({count_text(silent, 'step')} with a gradient of 0)." if silent else "."
     yield Finding(
-        "loss_over_nothing",
+        "mean_over_nothing",
         "warning",
         "A mean over nothing: the loss is NaN, the gradients are not",
         evidence,

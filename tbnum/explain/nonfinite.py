@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tbnum.explain.began import module_of
 from tbnum.explain.close_look import Gradients
-from tbnum.explain.facts import Known
+from tbnum.explain.facts import Facts, Known
 from tbnum.explain.parameters import ParameterNorms, SpoiledUpdate
 from tbnum.explain.past import Past
 from tbnum.explain.record import Record
@@ -15,7 +16,7 @@ from tbnum.explain.thresholds import BACKWARD_LARGEST
 from tbnum.log.columns import columns_named
 from tbnum.log.schema import Event
 
-__all__ = ["Since", "SpoiledParameters", "made_in_backward", "spoiled_updates", "update_event"]
+__all__ = ["Since", "SpoiledParameters", "made_in_backward", "spoiled_updates", "spread", "update_event"]
 
 
 def made_in_backward(gradients: Gradients | None, scale: float, inf_counts: bool) -> bool:
@@ -28,6 +29,16 @@ def made_in_backward(gradients: Gradients | None, scale: float, inf_counts: bool
     if gradients is None or not gradients.nan + gradients.inf > 0 or (gradients.inf > 0 and not inf_counts):
         return False
     return not gradients.largest_finite * scale > BACKWARD_LARGEST
+
+
+def spread(facts: Facts) -> bool:
+    """Whether NaN is in the gradients of two modules or more, or in all there are.
+
+    The sum of a product in float16 that overflows may be NaN without an inf, in one tensor. In two, and no inf in
+    either, it was handed on.
+    """
+    modules = set(map(module_of, facts.nonfinite_names))
+    return len(modules) > 1 or facts.nonfinite_tensors == facts.tensors > 1
 
 
 class Since(NamedTuple):

@@ -12,12 +12,12 @@ from tbnum.explain.thresholds import EXTREME_SCALE, SCALE_FALLEN, SCALE_FLOOR, S
 from tbnum.explain.view import RunView
 from tbnum.explain.words import as_float, count_text, number_text, scale_text
 
-__all__ = ["eps_vanishes", "extreme_scale", "scale_falling", "scale_floor"]
+__all__ = ["eps_vanishes", "scale_extreme", "scale_falls", "scale_floor"]
 
 FALLS = 3  # skips at different steps that brought a scale down, from which on it keeps falling
 
 
-def extreme_scale(view: RunView) -> Iterator[Finding]:
+def scale_extreme(view: RunView) -> Iterator[Finding]:
     """A scale that no gradient survives, or that none needs."""
     scale = view.steps.get("loss_scale")
     if scale is None:
@@ -29,7 +29,7 @@ def extreme_scale(view: RunView) -> Iterator[Finding]:
         step = int(view.number[impossible[0]])
         to_the_end = int(impossible[-1]) == len(scale) - 1
         yield Finding(
-            "extreme_scale",
+            "scale_extreme",
             "error" if to_the_end else "warning",
             "The loss scale is not a number that gradients survive",
             f"The loss scale was {number_text(float(scale[impossible[0]]))} in {count_text(len(impossible), 'step')}, "
@@ -44,7 +44,7 @@ def extreme_scale(view: RunView) -> Iterator[Finding]:
         lost = int(np.count_nonzero(view.skipped[extreme]))
         what = f"{count_text(lost, 'of them was', 'of them were')} skipped" if lost else "none of them was skipped"
         yield Finding(
-            "extreme_scale",
+            "scale_extreme",
             "warning",
             "The loss scale is far beyond what float16 needs",
             f"{count_text(len(extreme), 'step')} had a scale of {scale_text(EXTREME_SCALE)} or more, the first at step "
@@ -55,7 +55,7 @@ def extreme_scale(view: RunView) -> Iterator[Finding]:
         )
 
 
-def scale_falling(view: RunView) -> Iterator[Finding]:
+def scale_falls(view: RunView) -> Iterator[Finding]:
     """A scale that skip by skip came far below one that had held, and stays there."""
     scale = view.steps.get("loss_scale")
     if scale is None or not np.isfinite(scale).any() or view.of("scale_collapse"):
@@ -77,7 +77,7 @@ def scale_falling(view: RunView) -> Iterator[Finding]:
     if now * SCALE_FALLEN > levels[best] or len(falls) < FALLS or by_hand:
         return
     yield Finding(
-        "scale_falling",
+        "scale_falls",
         "warning",
         "The loss scale keeps falling",
         f"It was {scale_text(float(levels[best]))} for {count_text(int(lengths[best]), 'step')} from step {since:,} "

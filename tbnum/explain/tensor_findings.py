@@ -35,7 +35,7 @@ __all__ = [
     "dead",
     "exploding",
     "headroom",
-    "never_gradient",
+    "no_gradient",
     "not_float16",
     "underflowing",
     "updates",
@@ -80,7 +80,7 @@ def dead(view: RunView) -> Iterator[Finding]:
         )
 
 
-def never_gradient(view: RunView) -> Iterator[Finding]:
+def no_gradient(view: RunView) -> Iterator[Finding]:
     """Parameters that no backward reached at any step that was looked at, though their own norm was measured."""
     frozen = view.meta.get("frozen")
     known_frozen = isinstance(frozen, (list, tuple))
@@ -97,7 +97,7 @@ def never_gradient(view: RunView) -> Iterator[Finding]:
         if np.count_nonzero(some) < 2 * TENSOR_ROWS_LEAST or not names:
             continue
         yield Finding(
-            "never_gradient",
+            "no_gradient",
             "warning" if known_frozen else "info",
             "Some parameters never get a gradient",
             f"{len(names)} of {count_text(len(rows.names), 'tensor')} ({_listed(names)}) had no gradient at any of "
