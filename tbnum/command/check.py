@@ -15,9 +15,9 @@ from tbnum.command.output import STYLES, print_line
 from tbnum.command.printing import print_finding
 from tbnum.explain import Finding
 from tbnum.explain.finding import OF_THE_RUN, steps_of
-from tbnum.explain.totals import skipped_steps
 from tbnum.explain.record import attempts, is_scalar_log
 from tbnum.explain.summary import step_count
+from tbnum.explain.totals import skipped_steps
 from tbnum.explain.words import count_text, share_text
 from tbnum.export import JSON_VERSION, write_json
 from tbnum.log.reader import Run
