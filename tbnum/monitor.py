@@ -334,15 +334,15 @@ class Monitor:
     def on_event(self, callback: Callable[[Event], None]) -> None:
         """Call `callback(event)` for each event as it becomes known, explained by what is known then.
 
-        It runs on the training thread. An exception in it is reported once and does not reach the loop. On a device
-        a step may be known a little after it closed.
+        It runs on the training thread. An exception in it is reported once and does not reach the loop, but for
+        KeyboardInterrupt and SystemExit. On a device a step may be known a little after it closed.
 
         Raises:
             TypeError: `callback` cannot be called.
         """
         if not callable(callback):
             raise TypeError(f"on_event() takes a function of one event, not {callback!r}.")
-        self._recorder.callbacks.append(callback)
+        self._recorder.callbacks.add(callback)
 
     def on_scalars(self, callback: Callable[[int, dict[str, float], float], None]) -> None:
         """Call `callback(step, values, wall_time)` with what TensorBoard's own dashboards get, every `scalar_interval`.

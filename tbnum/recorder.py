@@ -22,15 +22,17 @@ from torch import nn
 
 from tbnum._version import __version__
 from tbnum.arguments import described, settings_of
+from tbnum.callbacks import Callbacks
+from tbnum.caller import warn
 from tbnum.explain import LiveExplainer
 from tbnum.explain.repeats import divergence, fingerprint
 from tbnum.log.columns import columns_named
 from tbnum.log.dashboards import Dashboards, Listener, histogram_tag
 from tbnum.log.reader import Run, session_metas, writing_now
+from tbnum.log.record_file import way_out
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
-from tbnum.observe.caller import warn
 from tbnum.observe.gradients import parameters_of
 from tbnum.observe.names import named_parameters
 from tbnum.observe.ranks import rank_and_world_size
@@ -67,7 +69,7 @@ class Recorder:
     ) -> None:
         rank, world_size = rank_and_world_size()
         self.names = _Names(optimizers, modules)
-        self.callbacks: list[Callable[[Event], None]] = []
+        self.callbacks = Callbacks()
         self.skipped_steps = 0
         self.session = uuid.uuid4().hex
         self.folder = folder
@@ -111,9 +113,7 @@ class Recorder:
         # The end of the optimizer is the end of the recording, also where nobody called close().
         weakref.finalize(self, _finish, self._log, own_writer, os.getpid())
         self._pid = os.getpid()
-        self._callback_failed = False
         self._repeats: _Lost | None = None
-        self._telling = False
         self._sentinels: Sentinels | None = None
         self._activations: ActivationWatch | None = None
         self._flight: deque[tuple[int, str, np.ndarray]] = deque(maxlen=FLIGHT_STEPS * len(optimizers))
@@ -159,12 +159,13 @@ class Recorder:
         """Write the event, and tell it; gives it explained."""
         self._log.write_event(event)
         explained = self._explainer.event(event)
-        for each in [explained, *self._explainer.derived()]:
-            self._tell(each)
-            if each.severity != "info":
-                self.write_flight()
-            if self._sentinels is not None and each.cause in _UNEXPLAINED:
-                self._sentinels.arm_after_skip(event.step + 1)
+        events = [explained, *self._explainer.derived()]
+        if any(each.severity != "info" for each in events):
+            self.write_flight()
+        if self._sentinels is not None and any(each.cause in _UNEXPLAINED for each in events):
+            self._sentinels.arm_after_skip(event.step + 1)
+        for each in events:  # last: what a callback raises may end it
+            self.callbacks.call(each)
         return explained
 
     # -- tensor by tensor ----------------------------------------------------------------------------------------
@@ -217,25 +218,6 @@ class Recorder:
                 table = TensorTable(step, names[name], {"grad_norm": grad_norms}, self._label(name), "flight")
                 self._log.write_tensors(table)
         self._flight.clear()
-
-    def _tell(self, event: Event) -> None:
-        if self._telling:  # a callback made this event itself: it is in the log, and not told to callbacks
-            return
-        self._telling = True
-        for callback in self.callbacks:
-            self._call(callback, event)
-        self._telling = False
-
-    def _call(self, callback: Callable[[Event], None], event: Event) -> None:
-        try:
-            callback(event)
-        except Exception as error:
-            if not self._callback_failed:
-                self._callback_failed = True
-                warn(
-                    f"a callback given to monitor.on_event() raised {type(error).__name__}: {error}; "
-                    "training goes on, and so do the callbacks."
-                )
 
     def _row(self, record: StepRecord) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
         groups = {
@@ -518,4 +500,8 @@ def _told(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
 def _opened(folder: Path) -> SummaryWriter:
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder))
+    try:
+        return SummaryWriter(str(folder))
+    except OSError as error:
+        reason = f"cannot write TensorBoard's events into {str(folder)!r} ({error.strerror}): {way_out(error)}"
+        raise type(error)(error.errno, reason) from error

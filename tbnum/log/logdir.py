@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from tbnum.caller import warn
 from tbnum.log.event_file import is_event_file
 from tbnum.log.files import Place, RemotePath, place
 from tbnum.log.named import Runs
@@ -55,7 +55,7 @@ def read(
     """
     found = find_runs(logdir)
     for folder, reason in found.unreadable:
-        warnings.warn(f"tbnum.read: left out {str(folder)!r}: {reason}", RuntimeWarning, stacklevel=2)
+        warn(f"tbnum.read: left out {str(folder)!r}: {reason}")
     runs = {name: Run(folder, name=name, session=session, explain=explain) for name, folder in found.runs.items()}
     scalar_logs = scalar_runs(found.scalar_logs, session=session, explain=explain, tags=tags)
     return Runs(sorted({**runs, **scalar_logs}.items()))

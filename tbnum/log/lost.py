@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+from tbnum.caller import warn
 
 __all__ = ["Lost"]
 
@@ -42,8 +42,7 @@ class Lost:
     def say(self) -> None:
         """Warns of what was counted since. Costs a look where there is nothing."""
         while self._warnings:
-            with contextlib.suppress(RuntimeWarning):  # under `-W error`, too, training goes on
-                warnings.warn(self._warnings.pop(0), RuntimeWarning, stacklevel=4)
+            warn(self._warnings.pop(0))
 
     def forget(self) -> None:
         """In a forked child: another thread may have held the lock when it was made."""

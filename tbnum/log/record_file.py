@@ -44,6 +44,7 @@ __all__ = [
     "frame",
     "masked_crc",
     "trouble",
+    "way_out",
 ]
 
 FRAME_BYTES = 16  # what a frame adds to its data
@@ -190,6 +191,8 @@ _TROUBLES = {
     errno.EDQUOT: "disk quota exceeded",
     errno.EROFS: "read-only file system",
     errno.EFBIG: "file too large",
+    errno.EMFILE: "no free file descriptor in this process",
+    errno.ENFILE: "no free file descriptor on this machine",
     errno.ENOENT: FILE_DELETED,
 }
 
@@ -197,6 +200,24 @@ _TROUBLES = {
 def trouble(error: OSError) -> str:
     """In a few words, why a record could not be written."""
     return _TROUBLES.get(error.errno or 0) or error.strerror or str(error)
+
+
+_WAYS_OUT = {
+    errno.EMFILE: "no file descriptor is free; raise the limit (`ulimit -n`), close files, or give DataLoaders fewer "
+    "workers or torch.multiprocessing.set_sharing_strategy('file_system')",
+    errno.ENFILE: "no file descriptor is free on this machine; end what holds many files, or have its limit raised",
+    errno.ENOSPC: "the disk is full; free some of it, or choose a folder on another",
+    errno.EDQUOT: "the disk quota is used up; free some of it, or choose a folder on another file system",
+    errno.EROFS: "the file system is read-only; choose a folder on another",
+    errno.ENAMETOOLONG: "the path is too long for the file system; choose a shorter one",
+    errno.ENOTDIR: "a part of the path is a file; choose another",
+    errno.EEXIST: "a part of the path is a file; choose another",
+}
+
+
+def way_out(error: OSError) -> str:
+    """What to do where a log cannot be begun."""
+    return _WAYS_OUT.get(error.errno or 0, "choose a folder that is writable")
 
 
 def data_at(file: RawFile, frames: Sequence[tuple[int, int]]) -> Iterator[bytes | None]:

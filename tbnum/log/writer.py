@@ -26,7 +26,7 @@ import numpy as np
 
 from tbnum.alive import Alive
 from tbnum.log.lost import Lost
-from tbnum.log.record_file import trouble
+from tbnum.log.record_file import trouble, way_out
 from tbnum.log.row_packer import RowPacker
 from tbnum.log.schema import FORMAT_VERSION, Event
 from tbnum.log.session_writer import SessionWriter, newest_stamp
@@ -200,9 +200,7 @@ class _Sink:
             # The clock may have been set back since an earlier session: a later one still sorts after it.
             return self._session(newest_stamp(self._folder), meta)
         except OSError as error:
-            reason = (
-                f"cannot write a log into {str(self._folder)!r} ({error.strerror}): choose a folder that is writable"
-            )
+            reason = f"cannot write a log into {str(self._folder)!r} ({error.strerror}): {way_out(error)}"
             raise type(error)(error.errno, reason) from error
 
     def _session(self, after: int, meta: Mapping[str, Any]) -> SessionWriter:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -17,12 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tbnum.caller import is_users
+
 __all__ = ["Use", "use_of"]
 
 _MOST_OBJECTS = 20_000  # that are looked at; about 1 microsecond each
 _DEPTH = 4  # of containers and attributes inside each other
-_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
-_NOT_THE_USERS = ("tbnum", "torch", "IPython", "ipykernel", "ipywidgets", "_pytest", "pluggy", "traitlets", "tornado")
+_MACHINERY = ("IPython", "ipykernel", "ipywidgets", "_pytest", "pluggy", "traitlets", "tornado")  # runs the user's code
 _HISTORY = re.compile(r"_+|_\d+|_i+|_i\d+|_?oh|_?ih|_dh|Out|In")  # of an interactive session
 
 
@@ -67,8 +67,7 @@ def _namespaces() -> Iterator[_Namespace]:
         frame: FrameType | None = first
         while frame is not None:
             path, module = frame.f_code.co_filename, frame.f_globals.get("__name__") or ""
-            is_standard = path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
-            if not is_standard and module.partition(".")[0] not in _NOT_THE_USERS:
+            if is_users(frame) and module.partition(".")[0] not in _MACHINERY:
                 if frame.f_locals is not frame.f_globals:
                     yield _Namespace(os.path.basename(path), frame.f_locals, is_global=False)
                 if id(frame.f_globals) not in seen:
@@ -114,9 +113,7 @@ def _parts(owner: object) -> list[Any]:
     if isinstance(owner, GeneratorType):
         return [] if owner.gi_frame is None else list(owner.gi_frame.f_locals.values())
     module = type(owner).__module__.partition(".")[0]
-    if isinstance(owner, ModuleType) or (module in _NOT_THE_USERS and not isinstance(owner, torch.nn.Module)):
-        return []  # torch's own objects do not train by themselves; so it is with its schedulers
-    if _is_scheduler(owner):
+    if isinstance(owner, ModuleType) or module in ("tbnum", *_MACHINERY) or _is_scheduler(owner):
         return []
     attributes = getattr(owner, "__dict__", None)
     return list(attributes.values()) if isinstance(attributes, dict) else []
