@@ -191,8 +191,6 @@ _TROUBLES = {
     errno.EDQUOT: "disk quota exceeded",
     errno.EROFS: "read-only file system",
     errno.EFBIG: "file too large",
-    errno.EMFILE: "no free file descriptor in this process",
-    errno.ENFILE: "no free file descriptor on this machine",
     errno.ENOENT: FILE_DELETED,
 }
 
