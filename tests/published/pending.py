@@ -5,6 +5,13 @@ from __future__ import annotations
 __all__ = ["PENDING"]
 
 _BY_REASON: dict[str, list[str]] = {
+    "attempts and their backwards": [
+        "accumulation.the_last_window_is_dropped_each_epoch",
+        "accumulation.a_clip_for_each_sample",
+        "learning.clipped_over_a_generator_that_raises",
+        "learning.an_interrupt_between_backward_and_step",
+        "learning.terms_of_the_loss_are_named",
+    ],
     "gradients on the side": [
         "adversarial.fgsm_then_zero_grad",
         "adversarial.fgsm_then_zero_grad_of_the_model",
@@ -47,6 +54,9 @@ _BY_REASON: dict[str, list[str]] = {
         "closures.an_optimizer_with_a_line_search_without_gradients",
         "closures.a_closure_that_raises_once",
     ],
+    "compiled steps": [
+        "compiled.a_whole_step_compiled_with_a_clip",
+    ],
     "a loss of its own for each optimizer; gradients on the side": [
         "gans.dcgan_together",
         "gans.dcgan_apart",
@@ -66,6 +76,17 @@ _BY_REASON: dict[str, list[str]] = {
         "gans.cyclegan",
         "gans.a_discriminator_that_steps_only_while_it_is_worse",
         "gans.one_graph_for_both_losses",
+        "several.one_model_in_two_optimizers",
+        "several.ddpg_together",
+        "several.ddpg_apart",
+        "several.td3_with_a_delayed_actor",
+        "several.sac_with_a_temperature",
+        "several.ppo_that_breaks_between_backward_and_step",
+        "several.an_actor_and_a_critic_on_one_trunk",
+        "several.optimizers_that_take_turns",
+        "several.an_encoder_that_waits",
+        "several.sparse_and_dense_parameters",
+        "several.darts",
     ],
     "attempts given up by the loop": [
         "guards.the_norm_is_not_finite_zero_at_the_beginning",
