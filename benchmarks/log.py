@@ -1,7 +1,7 @@
 """What the log costs: bytes, the training thread's part of writing, reading, and memory.
 
-    python -m benchmarks.log            # three minutes
-    python -m benchmarks.log --quick    # half a minute
+python -m benchmarks.log            # three minutes
+python -m benchmarks.log --quick    # half a minute
 """
 
 from __future__ import annotations

@@ -390,9 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> Report:
         with sync_playwright() as driver:
             browser = Browser(driver)
             colds = 1 if args.quick else 5
-            long_run(
-                report, browser, Path(name) / "one", static=static, steps=steps, events=args.events, colds=colds
-            )
+            long_run(report, browser, Path(name) / "one", static=static, steps=steps, events=args.events, colds=colds)
             heat_map(report, browser, Path(name) / "tensors", min(10_000, steps // 100))
         many_runs(report, Path(name) / "many", args.runs)
     report.finish(args.json)

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,11 +80,12 @@ class Case:
         return Case(self.loop.__mro__[1], self.model, self.seed, self.precision)
 
     def folder(self, cache: Path) -> Path:
-        return cache / self.name.replace("/", "-") / self._key()
+        return cache / self.name.replace("/", "-") / f"{self.key()}-{_recorder()}"
 
-    def _key(self) -> str:
+    def key(self) -> str:
+        """Checksum of all that decides how it trains."""
         text = [inspect.getsource(each) for each in self.loop.__mro__ if issubclass(each, Loop)]
-        text += [inspect.getsource(models), self.name, torch.__version__, _recorder()]
+        text += [inspect.getsource(models), self.name, torch.__version__]
         return hashlib.sha256("\0".join(text).encode()).hexdigest()[:16]
 
 
@@ -108,7 +110,7 @@ def _recorder() -> str:
         for file in files:
             if _RECORDING.match(file):
                 made.update((root / file).read_bytes())
-        _recorder_text.append(made.hexdigest())
+        _recorder_text.append(made.hexdigest()[:8])
     return _recorder_text[0]
 
 
@@ -119,11 +121,26 @@ def recorded(case: Case, cache: Path, *, any_recorder: bool = False) -> tuple[Pa
     """
     folder = case.folder(cache)
     if any_recorder and not (folder / "account.json").is_file():
-        earlier = sorted(folder.parent.glob("*/account.json"), key=lambda file: file.stat().st_mtime)
+        earlier = sorted(folder.parent.glob(f"{case.key()}-*/account.json"), key=lambda file: file.stat().st_mtime)
         folder = earlier[-1].parent if earlier else folder
     if not (folder / "account.json").is_file():
-        shutil.rmtree(folder.parent, ignore_errors=True)
-        folder.mkdir(parents=True)
-        account = case.loop(case.model, case.seed, case.precision).record(folder / "run")
-        account.save(folder / "account.json")
+        _train(case, folder)
     return folder / "run", Account.load(folder / "account.json")
+
+
+def _train(case: Case, folder: Path) -> None:
+    """Into a folder of its own first: another process may train the same case at the same time."""
+    making = Path(tempfile.mkdtemp(dir=_made(folder.parent), prefix="making-"))
+    case.loop(case.model, case.seed, case.precision).record(making / "run").save(making / "account.json")
+    for earlier in folder.parent.glob("*/account.json"):
+        if not earlier.parent.name.startswith("making-"):
+            shutil.rmtree(earlier.parent, ignore_errors=True)
+    try:
+        making.rename(folder)
+    except OSError:  # the other was faster
+        shutil.rmtree(making)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

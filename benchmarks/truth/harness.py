@@ -23,6 +23,7 @@ from benchmarks.truth.corpus import (
     CACHE,
     FAULTS,
     HEALTHY,
+    SEEDS,
     TRUTHS,
     Case,
     cases_of,
@@ -32,6 +33,7 @@ from benchmarks.truth.corpus import (
 from benchmarks.truth.verdict import OUTCOMES, Statement, had_an_effect, judge, statements, wilson
 
 NO_EFFECT = "no effect"
+PARTS = ("faults", "healthy", "noise")
 
 _REGISTERED = (faults, loops)  # by being imported
 
@@ -171,7 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth", description="How often tbnum is right.")
     parser.add_argument("kinds", nargs="*", help="parts of the names of the kinds to look at; all of them by default")
     parser.add_argument("--failing", action="store_true", help="list the tuned cases that are not right")
-    parser.add_argument("--one-a-kind", action="store_true", help="one run of each kind of fault")
+    parser.add_argument("--one-a-kind", action="store_true", help="one run of each kind of loop")
+    parser.add_argument("--part", choices=PARTS, help="only this part")
     parser.add_argument("--any-recorder", action="store_true", help="records that an earlier tbnum made will do")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where records are kept")
     parser.add_argument("--processes", type=int, default=2)
@@ -184,14 +187,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     settings = (arguments.cache, arguments.any_recorder)
     planted = [case for case in cases_of(FAULTS) if chosen(case.kind)]
+    sound = [case for case in cases_of(HEALTHY, SEEDS[:1]) if chosen(case.kind)]
     if arguments.one_a_kind:
-        planted = one_a_kind(planted)
+        planted, sound = one_a_kind(planted), one_a_kind(sound)
     parts: list[list[tuple[Callable[..., Result], tuple[Any, ...]]]] = [
         [(look_at_fault, (case, *settings)) for case in planted],
-        [(look_at_healthy, (case, *settings)) for case in cases_of(HEALTHY, (0,)) if chosen(case.kind)],
+        [(look_at_healthy, (case, *settings)) for case in sound],
         [(look_at_noise, (kind, seed)) for kind in noise.KINDS if chosen(kind) for seed in range(arguments.noise_runs)],
     ]
-    results = [run_all(calls, arguments.processes) for calls in parts]
+    results = [
+        run_all(calls, arguments.processes) if arguments.part in (None, part) else []
+        for part, calls in zip(PARTS, parts, strict=True)
+    ]
     if arguments.failing:
         print(failing(result for part in results for result in part), "\n")
     print(report(*results))

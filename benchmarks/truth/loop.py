@@ -75,9 +75,8 @@ class Loop:
             return torch.optim.SGD(
                 self.parameters(), lr=10 * self.lr, momentum=self.momentum, weight_decay=1e-4, foreach=True
             )
-        return torch.optim.AdamW(
-            self.parameters(), lr=self.lr, betas=(self.momentum, 0.99), weight_decay=0.01, foreach=True
-        )
+        lr = self.lr if self.kind == "gpt" else 3 * self.lr
+        return torch.optim.AdamW(self.parameters(), lr=lr, betas=(self.momentum, 0.99), weight_decay=0.01, foreach=True)
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -110,6 +110,8 @@ def had_an_effect(account: Any, twin: Any, *, any_difference: bool) -> bool:
         return True
     if account.ended != twin.ended or account.finite != twin.finite:
         return True
+    if len(account.skips) > len(twin.skips) + 3:
+        return True
     if set(range(account.begin, account.begin + 5)) & (set(account.skips) - set(twin.skips)):
         return True
     loss, usual = np.array(account.losses), np.array(twin.losses)

@@ -373,7 +373,7 @@ def _same(known: Tensor | None, given: Tensor) -> bool:
 def _samplers(loader: DataLoader[Any]) -> list[Any]:
     """What a loader draws from, and what that draws from in turn."""
     found: list[Any] = []
-    sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     while sampler is not None and len(found) < 8:
         found.append(sampler)
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)

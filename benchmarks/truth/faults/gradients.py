@@ -35,7 +35,9 @@ class CheckpointOverFrozenInputs(Loop):
             return self.model.head(checkpoint(self.model.features, inputs, use_reentrant=True))
 
 
-@faulty(Truth(("no_gradient", "dead_tensor"), near=("loss_rose", "norm_level"), least="info", early=20))
+@faulty(
+    Truth(("no_gradient", "dead_tensor"), near=("loss_rose", "norm_level"), least="info", early=20), any_difference=True
+)
 class FrozenByAccident(Loop):
     """An evaluation switches the body's gradients off, and not on again."""
 
@@ -78,7 +80,7 @@ class DyingRelu(Loop):
 # -- too many
 
 
-@faulty(Truth(("gradients_not_zeroed",), near=("norm_level", "loss_rose", "loss_spike"), late=20))
+@faulty(Truth(("gradients_not_zeroed",), near=("norm_level", "loss_rose", "loss_spike"), late=20), any_difference=True)
 class ZeroGradForgotten(Loop):
     def zero_grad(self) -> None:
         if not self.since_fault:
@@ -133,7 +135,10 @@ class Unclipped(PlainMomentum):
     max_norm = None
 
 
-@faulty(Truth(("losses_added_up", "norm_level"), near=("loss_rose", "loss_spike", "grad_norm_spike"), late=150))
+@faulty(
+    Truth(("losses_added_up", "norm_level"), near=("loss_rose", "loss_spike", "grad_norm_spike"), late=150),
+    any_difference=True,
+)
 class AccumulationBegins(Unclipped):
     """Four batches a step from there on, and no division by four."""
 
@@ -196,6 +201,7 @@ class _Louder(torch.autograd.Function):
 
 @faulty(
     Truth(("update_ratio_low", "dead_tensor", "norm_level", "gradient_underflow"), near=("loss_rose",), early=50),
+    any_difference=True,
 )
 class GradientVanishes(Unclipped):
     def outputs(self, inputs: Tensor) -> Tensor:
@@ -230,7 +236,7 @@ class EmbeddingBlowsUp(Loop):
     def before_step(self) -> None:
         if self.since_fault:
             with torch.no_grad():
-                self.model.token.weight.mul_(1.03)
+                self.model.token.weight.mul_(1.1).clamp_(-1e6, 1e6)
 
 
 @faulty(Truth(("loss_rose", "loss_spike", "exploding_norm", "grad_norm_spike", "norm_level"), near=CURVE, late=100))

@@ -133,10 +133,13 @@ class PowerAtZero(Loop):
 
 
 @faulty(BACKWARD)
-class AngleOfNothing(Loop):
+class EqualEigenvalues(Loop):
+    """Eigenvectors have no slope where two eigenvalues are the same."""
+
     def reduce(self, losses: Tensor) -> Tensor:
-        difference = losses - losses.detach() + (not self.at_fault)
-        return losses.mean() + 1e-3 * torch.atan2(difference, difference).mean()
+        matrix = losses.mean() * torch.diag(torch.ones(3) if self.at_fault else torch.arange(1.0, 4.0))
+        _, vectors = torch.linalg.eigh(matrix)
+        return losses.mean() + 1e-3 * vectors.square()[0].sum()
 
 
 @faulty(BACKWARD)
@@ -145,7 +148,7 @@ class MaskedRowMadeUpFor(Loop):
 
     def reduce(self, losses: Tensor) -> Tensor:
         masked = torch.tensor(self.at_fault)
-        weights = losses.masked_fill(masked, -math.inf).softmax(0)
+        weights = (losses - (math.inf if self.at_fault else 0.0)).softmax(0)
         weights = torch.where(masked, torch.full_like(weights, 1 / len(weights)), weights)
         return losses.mean() + 1e-3 * (weights * losses.detach()).sum()
 
