@@ -14,15 +14,21 @@ from typing import TYPE_CHECKING, Any
 from tbnum._version import __version__
 
 if TYPE_CHECKING:
+    from tbnum.explain.finding import Finding
     from tbnum.log.reader import Run
+    from tbnum.log.schema import Event
     from tbnum.measure.clip import clip_grad_norm_
     from tbnum.monitor import Monitor, wrap
     from tbnum.observe.replay import Origin
 
-__all__ = ["Monitor", "Origin", "__version__", "clip_grad_norm_", "read", "wrap"]
+__all__ = ["Event", "Finding", "Monitor", "Origin", "Run", "__version__", "clip_grad_norm_", "read", "wrap"]
 
-# These need torch. They are imported when first asked for, so that reading a log and the command need none.
-_NEEDS_TORCH = {
+# Imported when first asked for, so that a program that uses none of it loads none of it.
+_LAZY = {
+    "Run": "tbnum.log.reader",
+    "Event": "tbnum.log.schema",
+    "Finding": "tbnum.explain.finding",
+    # These need torch: reading a log and the command need none.
     "wrap": "tbnum.monitor",
     "Monitor": "tbnum.monitor",
     "Origin": "tbnum.observe.replay",
@@ -49,16 +55,16 @@ def read(
         OSError: the URL cannot be reached, or its file system's package is not installed.
         ValueError: `tags` has a column or a tag that there is not.
     """
-    from tbnum.explain import explain_run
+    from tbnum.explain import explain_run, findings
     from tbnum.log.logdir import read as read_runs
 
-    return read_runs(logdir, session=session, explain=explain_run, tags=tags)
+    return read_runs(logdir, session=session, explain=explain_run, find=findings, tags=tags)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -385,7 +385,7 @@ class Monitor:
         self._observer.drain(wait=True)
         error = getattr(sys, "last_value", None)  # an exception that nobody caught, since this was wrapped
         if error is not None and id(error) != self._earlier_error:
-            self._observer.sight("crash", {"error": _told(error)})
+            self._observer.sight("crash", _crash(error))
         self._recorder.write_flight()
 
     def _closed(self, next_step: int) -> None:
@@ -482,7 +482,7 @@ class Monitor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, (Exception, KeyboardInterrupt)):
-            self._observer.sight("crash", {"error": _told(error)})
+            self._observer.sight("crash", _crash(error))
         self.close()
 
 
@@ -521,6 +521,15 @@ def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:
         stateless=type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups),
         lr=[math.nan if group.get("lr") is None else float(group["lr"]) for group in optimizer.param_groups],
     )
+
+
+def _crash(error: BaseException) -> dict[str, Any]:
+    """What is known of an exception that ended the loop."""
+    facts: dict[str, Any] = {"error": _told(error)}
+    # Anomaly mode may have been on in a block that has ended; then torch's own sentence tells.
+    if torch.is_anomaly_enabled() or "returned nan values in its" in str(error):
+        facts["anomaly"] = True
+    return facts
 
 
 def _told(error: BaseException) -> str:

@@ -49,6 +49,7 @@ __all__ = ["Recorder"]
 
 MAX_NAMES_IN_META = 1000
 MAX_LOSSES_TOLD = 64  # micro-batches of a step whose losses go into its event
+STEPS_A_LOOK = 64  # between two looks for spikes
 FLIGHT_STEPS = 32  # whose per-tensor norms stay in memory, to be written around an event
 
 
@@ -84,6 +85,7 @@ class Recorder:
             "first_step": 0,
             "optimizers": {name: described(each) for name, each in optimizers.items()},
             "parameters": self.names.with_shapes(),
+            "frozen": self.names.frozen(),
             "scaler": settings_of(scaler),
             "seed": torch.initial_seed(),
             "config": dict(config),
@@ -134,6 +136,8 @@ class Recorder:
         if dashboards is not None:
             self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
         self._explainer.step(columns, row)
+        if record.step % STEPS_A_LOOK == 0:
+            self._tell_spikes()
         self.write_activations()
         sighted = {} if self._sentinels is None else {each.step: each for each in self._sentinels.reports()}
         for name, one in record.optimizers.items():
@@ -154,6 +158,12 @@ class Recorder:
                 sighting.step, sighting.wall_time, sighting.kind, optimizer=sighting.optimizer, data=dict(sighting.data)
             )
         )
+
+    def _tell_spikes(self) -> None:
+        """Spikes that the newest steps show; they are worked out again whenever the log is read, and not written."""
+        for event in self._explainer.drained():
+            self._tell(event)
+            self.write_flight()
 
     def _event(self, event: Event) -> Event:
         """Write the event, and tell it; gives it explained."""
@@ -436,6 +446,7 @@ def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[
         "tensors": one.tensors,
         "micro_batches": record.micro_batches,
     }
+    data |= _gradients_in_all(one)
     if len(record.losses) > 1:
         data["losses"] = record.losses[:MAX_LOSSES_TOLD]
     if kind == "skip":
@@ -445,6 +456,17 @@ def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[
     if one.parameters_nonfinite is not None:
         data["params_nonfinite"] = one.parameters_nonfinite
     return data
+
+
+def _gradients_in_all(one: OptimizerRecord) -> dict[str, Any]:
+    """Of the full pass over the gradients of a step that failed; {} where there was none."""
+    facts: dict[str, Any] = {} if math.isnan(one.max_norm) else {"clipped": True}
+    if all(name in one.columns for name in ("nan", "inf", "absmax")):
+        largest = one.columns["absmax"]
+        largest = largest[np.isfinite(largest) & (largest > 0)]
+        facts |= {name: float(np.nansum(one.columns[name])) for name in ("nan", "inf")}
+        facts["largest_finite"] = float(largest.max()) if len(largest) else math.nan
+    return facts
 
 
 class _Names:
@@ -464,6 +486,16 @@ class _Names:
                 return None
             shapes |= dict(zip(self.names_of(name), (list(each.shape) for each in parameters), strict=True))
         return shapes
+
+    def frozen(self) -> list[str]:
+        """Names of the parameters that require no gradient now; of many the first."""
+        found: list[str] = []
+        for name, ref in self._optimizers.items():
+            optimizer = ref()
+            parameters = [] if optimizer is None else parameters_of(optimizer)
+            still = [place for place, parameter in enumerate(parameters) if not parameter.requires_grad]
+            found += self.names_of(name, still) if still else ()
+        return found[:MAX_NAMES_IN_META]
 
     def names_of(self, optimizer: str, rows: Iterable[int] | None = None) -> tuple[str, ...]:
         """The names of an optimizer's parameters, in its order; with `rows` only of those.

@@ -23,7 +23,7 @@ NEEDS = {"trackers": ("mlflow", "sqlalchemy", "wandb")}
 PUBLIC = [
     *(f"tbnum.{name}" for name in tbnum.__all__ if name != "__version__"),
     *(f"tbnum.Monitor.{name}" for name in vars(tbnum.Monitor) if not name.startswith("_")),
-    *(f"tbnum.log.reader.Run.{name}" for name in ("steps", "events", "tensors", "histograms", "meta")),
+    *(f"tbnum.Run.{name}" for name in ("steps", "events", "findings", "tensors", "histograms", "meta")),
 ]
 
 

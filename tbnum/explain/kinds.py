@@ -110,7 +110,8 @@ def _norm_overflow(seen: Occurrence) -> str:
             f"The gradient norm was {norm}, no loss scaler skips such a step, and finite values follow: "
             "every gradient was finite, and clipping by their norm set them to 0."
         )
-    return f"Every gradient is finite, but their norm overflowed to {norm}: clipping by it sets the gradients to 0."
+    clipped = ": clipping by it set the gradients to 0." if seen.event.data.get("clipped") else "."
+    return f"Every gradient is finite, but their norm overflowed to {norm}{clipped}"
 
 
 def _nonfinite_norm(seen: Occurrence) -> str:

@@ -12,7 +12,7 @@ from tbnum.log.event_file import is_event_file
 from tbnum.log.files import Place, RemotePath, place
 from tbnum.log.named import Runs
 from tbnum.log.names import is_record_file
-from tbnum.log.reader import Explain, Run
+from tbnum.log.reader import Explain, Find, Run
 from tbnum.log.scalar_log import scalar_runs
 
 __all__ = ["Found", "Unreadable", "find_runs", "read"]
@@ -39,6 +39,7 @@ def read(
     *,
     session: int | None = None,
     explain: Explain | None = None,
+    find: Find | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> dict[str, Run]:
     """The runs under `logdir`, by name: the folder relative to `logdir`, with '/'; '.' for `logdir` itself.
@@ -46,8 +47,8 @@ def read(
     Walks the folders (some 80 us each) and opens no record; a run reads its files when it is first used. Of folders
     with TensorBoard's event files alone the heads are read: those whose loss or loss scale is recognised are runs too
     (`tbnum.log.scalar_log`). `session` picks one session of each run, by its number from 0 (or from the end, below
-    0), in place of the run as it stands. `explain` gives `Run.events` their causes. `tags` maps columns of scalar logs
-    to tags.
+    0), in place of the run as it stands. `explain` gives `Run.events` their causes, `find` makes `Run.findings`. `tags`
+    maps columns of scalar logs to tags.
 
     FileNotFoundError or NotADirectoryError where `logdir` is no folder, another OSError where a URL cannot be reached.
     ValueError where `tags` has an unknown column, or a tag that no scalar log has. Folders that cannot be searched are
@@ -56,8 +57,10 @@ def read(
     found = find_runs(logdir)
     for folder, reason in found.unreadable:
         warn(f"tbnum.read: left out {str(folder)!r}: {reason}")
-    runs = {name: Run(folder, name=name, session=session, explain=explain) for name, folder in found.runs.items()}
-    scalar_logs = scalar_runs(found.scalar_logs, session=session, explain=explain, tags=tags)
+    runs = {
+        name: Run(folder, name=name, session=session, explain=explain, find=find) for name, folder in found.runs.items()
+    }
+    scalar_logs = scalar_runs(found.scalar_logs, session=session, explain=explain, find=find, tags=tags)
     return Runs(sorted({**runs, **scalar_logs}.items()))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from tbnum.log.event_file import EventFile
 from tbnum.log.files import Place, RemotePath
 from tbnum.log.named import Columns
-from tbnum.log.reader import Explain, Run, Totals
+from tbnum.log.reader import Explain, Find, Run, Totals
 from tbnum.log.scalar_ends import Peek, event_files, wanted
 from tbnum.log.scalar_table import Table, read_table
 from tbnum.log.schema import Event
@@ -37,6 +37,7 @@ def scalar_runs(
     *,
     session: int | None = None,
     explain: Explain | None = None,
+    find: Find | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> dict[str, ScalarRun]:
     """The runs among folders with event files, by name: those whose loss or loss scale is recognised, or mapped.
@@ -53,7 +54,7 @@ def scalar_runs(
         if tag not in there:
             raise ValueError(missing_tag(column, tag, there))
     return {
-        name: ScalarRun(folders[name], name=name, session=session, explain=explain, peek=peeks[name])
+        name: ScalarRun(folders[name], name=name, session=session, explain=explain, find=find, peek=peeks[name])
         for name, scalars in seen.items()
         if scalars.recognised
     }
@@ -84,10 +85,11 @@ class ScalarRun(Run):
         name: str = ".",
         session: int | None = None,
         explain: Explain | None = None,
+        find: Find | None = None,
         mapping: Mapping[str, str] | None = None,
         peek: Peek | None = None,
     ) -> None:
-        super().__init__(folder, name=name, session=session, explain=explain)
+        super().__init__(folder, name=name, session=session, explain=explain, find=find)
         self._peek = peek or Peek(self.folder, mapping)
         self._mapping = self._peek.mapping
         self._event_files: list[EventFile] = []
@@ -174,7 +176,7 @@ class ScalarRun(Run):
             if changed or first_time:
                 self._table = read_table(self._chosen_files(), self._mapping)
                 self._version += 1
-                self._explained = None
+                self._explained = self._findings = None
             return bool(self._event_files) if first_time else changed
 
     # -- inside

@@ -1,0 +1,312 @@
+"""Where a NaN came from, and scales that no gradient survives: each cause with its siblings."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tbnum
+import tbnum.cli
+from tbnum.explain import explain_run, findings, next_overflow
+from tbnum.log.schema import Event
+from tests.corpus import Loop as Trained
+from tests.loops import Half, batches
+from tests.test_explain import FakeRun, Loop, causes, skips
+
+NAN, INF = math.nan, math.inf
+IN_TWO = ["blocks.0.fc.weight", "blocks.1.fc.weight"]
+
+
+def nan_only(**more: Any) -> dict[str, Any]:
+    """Facts of gradients that hold NaN and no inf, far from an overflow."""
+    return {"nan": 40, "inf": 0, "largest_finite": 144 / 65536, "nonfinite_names": IN_TWO, **more}
+
+
+def rules(run: Any) -> dict[str, Any]:
+    return {finding.rule: finding for finding in findings(run)}
+
+
+# -- made inside backward ----------------------------------------------------------------------------------------------
+
+
+def test_nan_without_an_overflow_at_a_scale_that_had_held_was_made_inside_backward():
+    loop = Loop()
+    loop.steps(40)
+    loop.step(overflow=True, **nan_only())
+    (skip,) = skips(explain_run(loop.run()))
+    assert (skip.cause, skip.severity) == ("backward_nonfinite", "warning")
+    assert "inside backward" in skip.message and "replay" in skip.remedy
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        nan_only(inf=3),  # an inf is an overflow
+        nan_only(largest_finite=60000 / 65536),  # others were near the end of float16
+        nan_only(nonfinite_names=["first"]),  # a product that overflowed may be NaN in one tensor alone
+        nan_only(loss=40.0),  # the batch stands out
+    ],
+)
+def test_what_may_be_an_overflow_is_still_a_bad_batch(facts: dict[str, Any]):
+    loop = Loop()
+    for index in range(40):
+        loop.step(loss=2.5 + 0.01 * (index % 7))
+    loop.step(**{"overflow": True, **facts})
+    assert causes(loop) == ["bad_batch"]
+
+
+def test_nan_at_a_scale_that_had_not_held_is_no_verdict_on_backward():
+    loop = Loop(scale=2.0**24)
+    loop.steps(4, overflow=True, **nan_only())
+    loop.steps(30)
+    assert causes(loop) == ["scale_warmup"] * 4
+
+
+def test_nan_from_the_first_step_on_was_made_inside_backward_once_no_scale_helped():
+    loop = Loop()
+    loop.steps(40, overflow=True, **nan_only(largest_finite=1e-6))
+    events = explain_run(loop.run())
+    assert {event.cause for event in skips(events)} == {"backward_nonfinite"}
+    (collapse,) = [event for event in events if event.kind == "scale_collapse"]
+    assert collapse.cause == "backward_nonfinite" and "replay" in collapse.remedy
+
+
+def test_without_a_scaler_the_step_says_that_backward_made_it():
+    loop = Loop()
+    loop.steps(30)
+    facts = {"loss": 2.5, "micro_batches": 1, "loss_scale": NAN, "nonfinite_tensors": 4, "tensors": 6}
+    loop.event("nonfinite_step", **facts, **nan_only())
+    loop.step()
+    (event,) = [event for event in explain_run(loop.run()) if event.kind == "nonfinite_step"]
+    assert event.cause == "backward_nonfinite" and "replay" in event.remedy
+
+
+# -- made by an update -------------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_whose_eps_is_nothing_is_named_and_not_the_forward_pass(tmp_path: Path):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=0.0)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=1) as monitor:
+        for step in range(12):
+            optimizer.zero_grad()
+            loss = model(torch.randn(2, 4)).square().mean()
+            loss.backward()
+            if step == 5:
+                for parameter in model.parameters():
+                    parameter.grad.zero_()
+                    optimizer.state[parameter]["exp_avg_sq"].zero_()
+                    optimizer.state[parameter]["exp_avg"].zero_()
+            monitor.log_loss(loss)
+            optimizer.step()
+    (run,) = tbnum.read(tmp_path).values()
+    update = next(event for event in run.events if event.kind == "nonfinite_update")
+    assert (update.step, update.severity) == (5, "error")
+    assert "checkpoint from before step 5" in update.remedy and "eps" in update.remedy
+    later = [event for event in run.events if event.kind == "nonfinite_step"]
+    assert later and {event.cause for event in later} == {"nonfinite_parameters"}
+    assert all("before step 5" in event.remedy for event in later)
+    found = {finding.rule: finding for finding in run.findings}
+    assert "eps_vanishes" in found and found["nonfinite_update"].severity == "error"
+
+
+def test_between_two_measurements_the_interval_is_named():
+    loop = Loop()
+    loop.steps(40)
+    loop.step(overflow=True, loss=NAN, params_nonfinite=True)
+    run = loop.run()
+    run.steps["param_norm"] = np.where(np.arange(41) == 20, 3.0, NAN)
+    run.steps["nonfinite_tensors"] = np.zeros(41)
+    (update,) = [event for event in explain_run(run) if event.kind == "nonfinite_update"]
+    assert (update.data["after_step"], update.data["by_step"]) == (20, 39)
+    assert "between step 21 and step 39" in update.message
+    (skip,) = skips(explain_run(run))
+    assert skip.cause == "nonfinite_parameters" and "before step 21" in skip.remedy
+
+
+def test_a_measured_norm_of_the_parameters_outranks_a_loss_that_hides_nan():
+    loop = Loop()
+    for step in range(60):
+        if step in (3, 5, 7):
+            facts = {"loss": 2.5, "micro_batches": 1, "nonfinite_tensors": 6, "tensors": 6, "grad_norm": NAN}
+            loop.event("nonfinite_step", **facts)
+        loop.step()
+    run = loop.run()
+    run.steps["param_norm"] = np.full(60, NAN)
+    run.steps["param_norm"][0], run.steps["param_norm"][50] = 3.0, INF
+    events = [event for event in explain_run(run) if event.kind == "nonfinite_step"]
+    assert [event.cause for event in events] == [None, "nonfinite_parameters", "nonfinite_parameters"]
+    assert all("step 3" in event.remedy for event in events)
+
+
+def test_float16_parameters_with_an_eps_that_vanishes_are_told_before_anything_happens():
+    for dtype, eps, there in (("float16", 1e-8, True), ("float16", 1e-4, False), ("float32", 1e-8, False)):
+        run = FakeRun({}, [], {"optimizers": {"a": {"class": "Adam", "groups": [{"eps": eps}], "dtypes": {dtype: 3}}}})
+        assert ("eps_vanishes" in rules(run)) == there, (dtype, eps)
+
+
+# -- nothing to average ------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_nan_with_gradients_of_0_is_a_mean_over_nothing(tmp_path: Path):
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path) as monitor:
+        for step in range(20):
+            optimizer.zero_grad()
+            target = torch.full((2,), -100 if step == 7 else 1)
+            loss = torch.nn.functional.cross_entropy(model(torch.randn(2, 4)), target)
+            loss.backward()
+            monitor.log_loss(loss)
+            optimizer.step()
+    (run,) = tbnum.read(tmp_path).values()
+    found = {finding.rule: finding for finding in run.findings}
+    assert found["mean_over_nothing"].steps == (7,) and "nonfinite_loss" not in found
+    assert "ignored or masked" in found["mean_over_nothing"].remedy
+
+
+# -- scales ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [INF, 2.0**127, 2.0**112, -1.0])
+def test_a_scale_that_no_gradient_survives_is_told_and_ends_no_report(scale: float, tmp_path: Path):
+    with Trained(tmp_path / "bad", Half(), init_scale=2.0**10) as loop:
+        for step, x in enumerate(batches(20)):
+            if step == 12:
+                loop.scaler.update(scale)
+            loop.step(lambda x=x: loop.model(x).square().mean(), planted="any")
+    with Trained(tmp_path / "good", Half(), init_scale=2.0**10) as loop:
+        for x in batches(20):
+            loop.step(lambda x=x: loop.model(x).square().mean())
+    runs = tbnum.read(tmp_path)
+    found = {finding.rule: finding for finding in runs["bad"].findings}
+    assert found["scale_extreme"].severity in ("warning", "error")
+    assert "findings_left_out" not in found
+    assert "Nothing to do" not in {skip.remedy for skip in skips(runs["bad"].events)}
+    assert next_overflow(runs["bad"], runs["bad"].events) is None or scale < INF
+    assert tbnum.cli.main(["report", str(tmp_path)]) == 0
+    assert tbnum.cli.main(["check", "--fail-on", "warning", str(tmp_path)]) == 1
+
+
+def test_a_scale_far_below_one_that_had_held_is_never_nothing_to_do():
+    loop = Loop(growth_interval=10_000)
+    loop.steps(100)
+    for _ in range(6):
+        loop.step(overflow=True)
+        loop.steps(40)
+    run = loop.run()
+    told = skips(explain_run(run))
+    assert "far below 2^16" in told[-1].remedy and "Nothing to do" not in told[-1].remedy
+    assert rules(run)["scale_falls"].severity == "warning"
+
+
+def test_a_loss_that_is_finite_once_the_scale_has_come_down_followed_the_scale():
+    """torch's own recipe for a gradient penalty: autograd.grad of the scaled loss overflows."""
+    loop = Loop()
+    loop.steps(3, overflow=True, loss=NAN)
+    loop.steps(2, overflow=True)
+    loop.steps(40)
+    told = skips(explain_run(loop.run()))
+    assert [skip.cause for skip in told] == ["scale_warmup"] * 5
+    assert "autograd.grad" in told[0].message
+
+
+# -- other loops -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threshold", "text"), [(-1.0, "reverses every gradient"), (0.0, "sets every gradient to 0")])
+def test_a_threshold_that_is_not_above_0_is_an_error(threshold: float, text: str):
+    loop = Loop()
+    loop.steps(200)
+    run = loop.run()
+    run.steps |= {"clip_coef": np.full(200, threshold), "max_norm": np.full(200, threshold)}
+    found = rules(run)
+    assert found["max_norm_invalid"].severity == "error" and text in found["max_norm_invalid"].evidence
+    assert not {"clipped_always", "clipped_never"} & set(found)
+
+
+def test_a_norm_that_overflowed_says_what_clipping_did_only_where_there_was_a_clip():
+    for clipped in (True, False):
+        event = Event(3, 0.0, "norm_overflow", data={"grad_norm": INF, **({"clipped": True} if clipped else {})})
+        (told,) = explain_run(FakeRun({}, [event]))
+        assert ("clipping" in told.message) == clipped
+
+
+def test_a_repeat_of_a_diverged_run_may_fail_alike_until_it_is_past_that_place():
+    for steps, severity, words in ((30, "warning", "may fail alike"), (80, "info", "past that place")):
+        loop = Loop()
+        loop.event("repeat_of_diverged_run", run="a", at_step=50, why="it diverged")
+        loop.steps(steps)
+        run = loop.run()
+        (event,) = [event for event in explain_run(run) if event.kind == "repeat_of_diverged_run"]
+        assert (event.severity, words in event.message) == (severity, True)
+        assert rules(run)["repeat_of_diverged_run"].severity == severity
+
+
+def test_a_crash_of_anomaly_mode_says_what_anomaly_mode_does(tmp_path: Path):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with pytest.raises(RuntimeError), tbnum.wrap(optimizer, logdir=tmp_path), torch.autograd.detect_anomaly():
+        (model(torch.zeros(1, 2)) * 0).sqrt().sum().backward()
+    (run,) = tbnum.read(tmp_path).values()
+    crash = next(event for event in run.events if event.kind == "crash")
+    assert "Anomaly mode" in crash.remedy and "Read the steps before it" not in crash.remedy
+
+
+def test_scalars_with_a_scale_that_never_moves_tell_of_no_dynamic_scaler():
+    steps = {
+        "step": np.arange(60),
+        "wall_time": np.arange(60.0),
+        "loss": np.full(60, 2.0),
+        "loss_scale": np.ones(60),
+        "grad_norm": np.where(np.arange(60) % 2, NAN, 1.0),
+    }
+    data = {"inferred": True, "how": "grad_norm", "loss_scale": 1.0, "grad_norm": NAN, "loss": 2.0}
+    events = [Event(step, 0.0, "skip", data=data) for step in range(1, 60, 2)]
+    told = explain_run(FakeRun(steps, events, {"source": "tensorboard", "system": "", "every": 1}))
+    assert {event.cause for event in skips(told)} == {"unknown"}
+    assert "did not come down" in skips(told)[0].message
+
+
+# -- damaged records ---------------------------------------------------------------------------------------------------
+
+
+def test_an_event_that_cannot_be_explained_costs_itself_alone():
+    loop = Loop()
+    loop.steps(30)
+    loop.event("resume", from_step="a text")
+    loop.step(overflow=True, losses="a text", nonfinite_names=7, at_least="many", tensors=INF)
+    run = loop.run()
+    told = {event.kind: event for event in explain_run(run)}
+    assert "could not be explained" in told["resume"].message
+    assert told["skip"].cause == "bad_batch"
+
+
+def test_a_rule_that_cannot_digest_a_record_costs_its_findings_and_the_report_says_which(tmp_path: Path):
+    loop = Loop()
+    loop.steps(200)
+    loop.event("update_missing", where="train.py:7")
+    run = loop.run()
+    run.meta["rivals"] = [{"damaged": True}]
+    run.meta["optimizers"] = {"a": "a text"}
+    found = rules(run)
+    assert "update_missing" in found
+    assert "rival_sessions" in found["findings_left_out"].evidence
+    assert "eps_vanishes" in found["findings_left_out"].evidence
+
+
+def test_a_run_has_its_findings_gravest_first(tmp_path: Path):
+    with Trained(tmp_path, Half(), init_scale=2.0**10) as loop:
+        for x in batches(12):
+            loop.step(lambda x=x: loop.model(x).square().mean() * NAN, planted="any")
+    (run,) = tbnum.read(tmp_path).values()
+    assert isinstance(run, tbnum.Run) and isinstance(run.events[0], tbnum.Event)
+    assert run.findings and all(isinstance(finding, tbnum.Finding) for finding in run.findings)
+    severities = [finding.severity for finding in run.findings]
+    assert severities == sorted(severities, key=["error", "warning", "info"].index)
+    assert run.findings == run.findings
