@@ -19,7 +19,7 @@ from tests.pages import DOCS, ROOT, blocks, difference, run_page
 
 PAGES = sorted(DOCS.glob("*.md"))
 RUN = [page for page in PAGES if any(block.language in ("python", "console") for block in blocks(page))]
-NEEDS = {"trackers": ("mlflow", "sqlalchemy", "wandb")}
+NEEDS = {"trackers": ("mlflow", "sqlalchemy", "wandb"), "ignite": ("ignite",)}
 PUBLIC = [
     *(f"tbnum.{name}" for name in tbnum.__all__ if name != "__version__"),
     *(f"tbnum.Monitor.{name}" for name in vars(tbnum.Monitor) if not name.startswith("_")),
@@ -50,7 +50,7 @@ def test_what_the_page_shows_works(
     if page.stem in ("notebook", "ci"):
         overflowing_run(tmp_path / "gpt")
     run_page(page, capsys)
-    if page.stem in ("plain", "accumulation", "several-optimizers", "lightning", "transformers", "accelerate"):
+    if page.stem in ("plain", "accumulation", "several-optimizers", "lightning", "transformers", "accelerate", "fabric", "ignite"):
         mistakes = [
             event.message
             for run in tbnum.read("runs").values()

@@ -1,4 +1,4 @@
-"""What the parts of a model are called: the names that they have without the wrappers that torch puts around modules.
+"""What the parts of a model are called: the names that they have without the wrappers around modules.
 
 A run on several processes, or of a compiled model, has then the names of the plain one.
 """
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 __all__ = ["named_modules", "named_parameters"]
 
 _DATA_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-_INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # by which the others hold their module
+# By which the others, Fabric's among them, hold their module.
+_INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 
 
 def named_parameters(prefix: str, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
