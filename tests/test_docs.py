@@ -19,6 +19,9 @@ from tests.pages import DOCS, ROOT, blocks, difference, run_page
 
 PAGES = sorted(DOCS.glob("*.md"))
 RUN = [page for page in PAGES if any(block.language in ("python", "console") for block in blocks(page))]
+LOOPS = frozenset(
+    ("plain", "accumulation", "several-optimizers", "lightning", "transformers", "accelerate", "fabric", "ignite")
+)
 NEEDS = {"trackers": ("mlflow", "sqlalchemy", "wandb"), "ignite": ("ignite",)}
 PUBLIC = [
     *(f"tbnum.{name}" for name in tbnum.__all__ if name != "__version__"),
@@ -50,7 +53,7 @@ def test_what_the_page_shows_works(
     if page.stem in ("notebook", "ci"):
         overflowing_run(tmp_path / "gpt")
     run_page(page, capsys)
-    if page.stem in ("plain", "accumulation", "several-optimizers", "lightning", "transformers", "accelerate", "fabric", "ignite"):
+    if page.stem in LOOPS:
         mistakes = [
             event.message
             for run in tbnum.read("runs").values()
