@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shutil
 import signal
 import sys
 import time
@@ -29,6 +28,7 @@ import torch
 from data import even_batches, load_text, random_batch
 from model import GPT, GPTConfig
 from ranks import STRATEGIES, Training, join
+from tqdm import tqdm
 
 import tbnum
 
@@ -74,13 +74,19 @@ def main() -> None:
     print(f"text: {len(text.train):,} bytes to train on, {len(text.validation):,} held out; {text.files} files")
     spread = f", {args.strategy} on {ranks.size} ranks" if ranks.strategy else ""
     print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters; {args.dtype} on {args.device}{spread}")
-    print(f"recorded in {args.logdir}")
     print(f"to beat: {in_units(entropy)}, the entropy of the held-out bytes by their frequency alone")
-    bar = ProgressBar(first_step, args.steps)
-    # A backoff is told by the skip that it follows.
+    bar = tqdm(initial=first_step, total=args.steps, unit="step", file=sys.stdout, disable=None)  # None: on a terminal
+
+    def note(text: str) -> None:
+        """A line of its own, above the bar."""
+        bar.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+    # The skip before a backoff says all that it says.
     monitor.on_event(  # tbnum
-        lambda event: bar.note(f"step {event.step}: {event.message}") if event.kind != "scale_backoff" else None
+        lambda event: note(f"step {event.step}: {event.message}") if event.kind != "scale_backoff" else None
     )
+    began = time.monotonic()
 
     # -- training ------------------------------------------------------------------------------------------------------
     interrupted = stop_after_this_step_on_ctrl_c()
@@ -117,14 +123,16 @@ def main() -> None:
                 optimizer.step()
             step += 1
 
-            if step % 10 == 0 or step == end:
+            bar.update()
+            if not bar.disable and (step % 10 == 0 or step == end):
                 # loss.item() and get_scale() wait for the device, hence not at every step.
-                bar.show(step, loss.item(), scaler.get_scale() if scaler else None, monitor.skipped_steps)
+                scale = {} if scaler is None else {"scale": f"2^{math.log2(scaler.get_scale()):g}"}
+                bar.set_postfix(loss=f"{loss.item():.3f}", **scale, skipped=monitor.skipped_steps, refresh=False)
             if step % (args.steps // 5 or 1) == 0 or step == end:
                 validation_loss = evaluate(model, text.validation, device, dtype)
                 if monitor.writer is not None:  # rank 0's
                     monitor.writer.add_scalar("validation/loss", validation_loss, step)
-                bar.note(f"step {step}: validation loss {in_units(validation_loss)}")
+                note(f"step {step}: validation loss {in_units(validation_loss)}")
             if step % CHECKPOINT_EVERY == 0:
                 save(checkpoint, parts, order, step, args, ranks.rank)
         save(checkpoint, parts, order, step, args, ranks.rank)
@@ -135,7 +143,7 @@ def main() -> None:
     if step < args.steps:
         print(f"stopped before step {step}; to go on: python {sys.argv[0]} --resume --logdir {args.logdir}")
     elif step > first_step:
-        print(f"{step - first_step} steps in {bar.seconds():.0f} s; {skipped} of all {step} were skipped")
+        print(f"{step - first_step} steps in {time.monotonic() - began:.0f} s; {skipped} of all {step} were skipped")
         print(f"validation loss:           {in_units(validation_loss)}")
         print(f"by byte frequency alone:   {in_units(entropy)}")
     print(f"to see every step:         {command('tensorboard')} --logdir {args.logdir}   (tab Numerics)")
@@ -288,49 +296,6 @@ def stop_after_this_step_on_ctrl_c() -> Callable[[], bool]:
 
     signal.signal(signal.SIGINT, on_ctrl_c)
     return lambda: bool(asked)
-
-
-class ProgressBar:
-    """One line that is written over on a terminal; a line for each twentieth of the run elsewhere."""
-
-    def __init__(self, first: int, total: int) -> None:
-        self.first, self.total, self.start = first, total, time.monotonic()
-        self.printed = first
-        self.live = sys.stdout.isatty()
-        self.line = ""
-
-    def show(self, step: int, loss: float, scale: float | None, skipped: int) -> None:
-        width = 24
-        done = width * step // self.total
-        left = self.seconds() / (step - self.first) * (self.total - step)
-        scale_text = "" if scale is None else f"  scale 2^{math.log2(scale):g}  skipped {skipped}"
-        self.line = (
-            f"[{'#' * done}{'.' * (width - done)}] {step}/{self.total}  loss {loss:.3f}{scale_text}  {left:.0f} s left"
-        )
-        if self.live:
-            self._write_over(self.line)
-        elif step - self.printed >= self.total / 20 or step == self.total:
-            self.printed = step
-            print(self.line, flush=True)
-
-    def note(self, text: str) -> None:
-        """A line of its own, above the bar."""
-        if self.live:
-            self._write_over("")
-        print(text, flush=True)
-        if self.live:
-            self._write_over(self.line)
-
-    def close(self) -> None:
-        if self.live and self.line:
-            print()
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.start
-
-    def _write_over(self, line: str) -> None:
-        columns = shutil.get_terminal_size().columns - 1
-        print("\r\033[K" + line[:columns], end="", flush=True)
 
 
 if __name__ == "__main__":
