@@ -15,17 +15,17 @@ from tbnum._version import __version__
 
 if TYPE_CHECKING:
     from tbnum.explain.finding import Finding
-    from tbnum.log.reader import Run
     from tbnum.log.schema import Event
     from tbnum.measure.clip import clip_grad_norm_
     from tbnum.monitor import Monitor, wrap
     from tbnum.observe.replay import Origin
+    from tbnum.run import Run
 
 __all__ = ["Event", "Finding", "Monitor", "Origin", "Run", "__version__", "clip_grad_norm_", "read", "wrap"]
 
 # Imported when first asked for, so that a program that uses none of it loads none of it.
 _LAZY = {
-    "Run": "tbnum.log.reader",
+    "Run": "tbnum.run",
     "Event": "tbnum.log.schema",
     "Finding": "tbnum.explain.finding",
     # These need torch: reading a log and the command need none.
@@ -57,8 +57,17 @@ def read(
     """
     from tbnum.explain import explain_run, findings
     from tbnum.log.logdir import read as read_runs
+    from tbnum.run import Run, ScalarRun
 
-    return read_runs(logdir, session=session, explain=explain_run, find=findings, tags=tags)
+    return read_runs(  # type: ignore[return-value]
+        logdir,
+        session=session,
+        explain=explain_run,
+        find=findings,
+        tags=tags,
+        run_type=Run,
+        scalar_run_type=ScalarRun,
+    )
 
 
 def __getattr__(name: str) -> Any:

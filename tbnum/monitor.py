@@ -27,6 +27,7 @@ from tbnum.arguments import (
     checked_optimizers,
     checked_scaler,
 )
+from tbnum.explain import explain_run
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.lifecycle import already_wrapped, open_monitors
 from tbnum.log.schema import Event
@@ -46,6 +47,7 @@ from tbnum.observe.shards import Layouts
 from tbnum.observe.steps import StepObserver
 from tbnum.observe.transfer import hold
 from tbnum.recorder import Recorder
+from tbnum.run import Run
 from tbnum.terminal import announce, print_live
 
 if TYPE_CHECKING:
@@ -216,6 +218,16 @@ class Monitor:
         self._earlier_error = id(getattr(sys, "last_value", None))  # of an interactive session, say
         self._wrapped_at = users_place()
         open_monitors.add(self)
+
+    def __repr__(self) -> str:
+        state = "recording" if self in open_monitors else "closed"
+        skipped = self._recorder.skipped_steps
+        return f"<tbnum.Monitor of {str(self.logdir)!r}: {state}, next step {self.step}, {skipped} skipped>"
+
+    def _repr_html_(self) -> str:
+        """The run so far, as `tbnum.read` shows it."""
+        self.flush()
+        return Run(self.logdir, explain=explain_run)._repr_html_()
 
     @property
     def writer(self) -> SummaryWriter | None:

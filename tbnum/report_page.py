@@ -1,78 +1,71 @@
-"""A report as one HTML file that needs nothing else: no script, no network; the charts are SVG. Loads no torch.
+"""A report as HTML that needs nothing else: no script, no network; the charts are SVG. Loads no torch.
 
 Everything that comes from a log (names, notes, messages) is escaped.
 """
 
 from __future__ import annotations
 
-import html
-import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from tbnum.explain import CAUSES
-from tbnum.explain.record import Record
+from tbnum.charts import charts
+from tbnum.explain import CAUSES, Finding
 from tbnum.explain.summary import group_events, worth_reading
-from tbnum.explain.view import nonfinite_losses
-from tbnum.explain.words import number_text, scale_text
-from tbnum.log.columns import columns_named
-from tbnum.log.schema import Event
+from tbnum.markup import STYLE, card, escaped, event_card
 from tbnum.report import Report
 
-__all__ = ["page"]
+__all__ = ["head_of", "page", "section"]
 
 EVENTS_SHOWN = 100
-WIDTH, LEFT, RIGHT = 960, 64, 12  # of a chart, in its own units
-BUCKETS = 720
-VALUE_TICKS, STEP_TICKS = 5, 6  # about so many
-LANE = 12  # height of a lane of marks
 
-LANES = (
-    ("error", "errors: the parameters are not finite, the scale collapsed"),
-    ("warning", "warnings: bad batches, a loss that is not finite, misuse"),
-    ("info", "skips that belong to a dynamic loss scale"),
+PAGE_STYLE = (
+    STYLE + "body{margin:0}main{max-width:1000px;margin:0 auto;padding:1.5rem}"
+    "h1{font-size:1.5rem;overflow-wrap:anywhere}"
+    "h2{margin-top:2.5rem;border-top:1px solid var(--line);padding-top:1rem;overflow-wrap:anywhere}"
 )
 
 
 def page(reports: Sequence[Report], logdir: str) -> str:
     """The whole file. Some 100 kB a run, however long the run was."""
     made = time.strftime("%Y-%m-%d %H:%M")
-    contents = "".join(
-        f'<li><a href="#run-{at}">{_text(report.title)}</a></li>' for at, report in enumerate(reports, 1)
+    links = "".join(
+        f'<li><a href="#run-{number}">{escaped(report.title)}</a></li>' for number, report in enumerate(reports, 1)
     )
-    listing = f"<nav><ul>{contents}</ul></nav>" if len(reports) > 1 else ""
-    runs = "".join(_run(report, at) for at, report in enumerate(reports, 1))
+    contents = f"<nav><ul>{links}</ul></nav>" if len(reports) > 1 else ""
+    runs = "".join(
+        f'<section id="run-{number}"><h2>{escaped(report.title)}</h2>{section(report)}</section>'
+        for number, report in enumerate(reports, 1)
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>tbnum: {_text(logdir)}</title><style>{STYLE}</style></head><body><main>"
-        f"<h1>Numerics of {_text(logdir)}</h1><p class=quiet>tbnum report, {made}</p>{listing}{runs}"
+        f"<title>tbnum: {escaped(logdir)}</title><style>{PAGE_STYLE}</style></head><body class=tbnum><main>"
+        f"<h1>Numerics of {escaped(logdir)}</h1><p class=quiet>tbnum report, {made}</p>{contents}{runs}"
         "</main></body></html>\n"
     )
 
 
-def _run(report: Report, number: int) -> str:
-    numbers = "".join(f"<tr><th>{_text(label)}</th><td>{_text(text)}</td></tr>" for label, text in report.numbers())
-    return (
-        f'<section id="run-{number}"><h2>{_text(report.title)}</h2><p class=quiet>{_text(report.state())}</p>'
-        f"<table class=numbers>{numbers}</table>{_charts(report)}{_findings(report)}{_causes(report)}{_events(report)}"
-        f"{''.join(f'<p class=quiet>problem: {_text(problem)}</p>' for problem in report.run.problems)}</section>"
-    )
+def section(report: Report) -> str:
+    """All of a run."""
+    findings = _findings(report.findings)
+    return f"{head_of(report)}{charts(report)}{findings}{_causes(report)}{_events(report)}{_problems(report)}"
 
 
-def _findings(report: Report) -> str:
-    if not report.findings:
+def head_of(report: Report) -> str:
+    """How a run stands, and its numbers."""
+    numbers = "".join(f"<tr><th>{escaped(label)}</th><td>{escaped(text)}</td></tr>" for label, text in report.numbers())
+    return f"<p class=quiet>{escaped(report.state())}</p><table class=numbers>{numbers}</table>"
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
         return "<h3>Findings</h3><p>None.</p>"
-    rows = "".join(
-        f'<li class="{finding.severity}"><b>{_text(finding.title)}</b> {_chip(finding.severity)}'
-        f"<p>{_text(finding.evidence)}</p><p class=remedy>{_text(finding.remedy)}</p></li>"
-        for finding in report.findings
+    rows = (
+        card(finding.severity, f"<b>{escaped(finding.title)}</b>", finding.evidence, finding.remedy, element="li")
+        for finding in findings
     )
-    return f"<h3>Findings</h3><ul class=cards>{rows}</ul>"
+    return f"<h3>Findings</h3>{_list(rows)}"
 
 
 def _causes(report: Report) -> str:
@@ -80,8 +73,8 @@ def _causes(report: Report) -> str:
     if not causes:
         return ""
     rows = "".join(
-        f"<tr><th>{_text(cause)}</th><td>{row['skips']:,}</td><td>{row['first_step']:,}</td><td>{row['last_step']:,}</td>"
-        f"<td class=words>{_text(CAUSES.get(cause, ''))}</td></tr>"
+        f"<tr><th>{escaped(cause)}</th><td>{row['skips']:,}</td><td>{row['first_step']:,}</td>"
+        f"<td>{row['last_step']:,}</td><td class=words>{escaped(CAUSES.get(cause, ''))}</td></tr>"
         for cause, row in causes.items()
     )
     head = "<tr><th>cause</th><td>skips</td><td>first step</td><td>last step</td><td class=words>meaning</td></tr>"
@@ -92,249 +85,15 @@ def _events(report: Report) -> str:
     groups = group_events(worth_reading(report.events))
     if not groups:
         return ""
-    rows = []
-    for group in groups[:EVENTS_SHOWN]:
-        event = group.first
-        label = f"{event.kind}, {event.cause}" if event.cause else event.kind
-        more = f" <i>{group.more}</i>" if group.more else ""
-        remedy = f"<p class=remedy>{_text(event.remedy)}</p>" if event.severity != "info" and event.remedy else ""
-        rows.append(
-            f'<li class="{event.severity}"><b>step {event.step:,}</b> {_text(label)} {_chip(event.severity)}'
-            f"<p>{_text(event.message)}{more}</p>{remedy}</li>"
-        )
+    rows = (event_card(group.first, group.more or "", element="li") for group in groups[:EVENTS_SHOWN])
     left = len(groups) - EVENTS_SHOWN
     rest = f"<p class=quiet>… and {left:,} more: tbnum export --events</p>" if left > 0 else ""
-    return f"<h3>Events worth reading</h3><ul class=cards>{''.join(rows)}</ul>{rest}"
+    return f"<h3>Events worth reading</h3>{_list(rows)}{rest}"
 
 
-# -- charts ------------------------------------------------------------------------------------------------------------
+def _problems(report: Report) -> str:
+    return "".join(f"<p class=quiet>problem: {escaped(problem)}</p>" for problem in report.run.problems)
 
 
-class _Axis(NamedTuple):
-    """From values to places: `log` takes the logarithm first."""
-
-    low: float
-    high: float
-    top: float
-    bottom: float
-    log: bool = False
-
-    def place(self, values: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            values = np.log2(values) if self.log else values
-        share = (np.clip(values, self.low, self.high) - self.low) / (self.high - self.low)
-        placed: np.ndarray = self.bottom - share * (self.bottom - self.top)
-        return placed
-
-
-def _charts(report: Report) -> str:
-    record = report.record
-    if len(record.steps.get("step", ())) < 2:
-        return ""
-    charts = [_loss(record, report.events)]
-    scale = record.steps.get("loss_scale")
-    if scale is not None and np.isfinite(scale).any():
-        charts.append(_chart(record, [("loss_scale", "scale")], "loss scale", 110, log=True, held=True))
-    norms = [column.full for column, _ in columns_named(record.steps, "grad_norm")]
-    norms = [name for name in norms if np.isfinite(record.steps[name]).any()][:4]
-    if norms:
-        charts.append(
-            _chart(record, [(name, f"norm n{at}") for at, name in enumerate(norms)], "gradient norm", 110, True)
-        )
-    return "".join(chart for chart in charts if chart)
-
-
-def _loss(record: Record, events: Sequence[Event]) -> str:
-    """The curve with its marks over it, a lane for each severity; what a mark is stands in its tooltip."""
-    if "loss" not in record.steps:
-        return ""
-    marked = [event for event in events if event.kind in ("skip", "nonfinite_step", "scale_collapse", "crash")]
-    marked += [e for e in events if e.severity != "info" and e not in marked] if len(events) < 5000 else []
-    rows = nonfinite_losses(record)
-    steps = record.steps["step"]
-    lanes: list[tuple[str, str, list[tuple[int, str]]]] = []
-    for severity, words in LANES:
-        marks = [
-            (event.step, f"step {event.step:,}: {event.cause or event.kind}. {event.message}")
-            for event in marked
-            if event.severity == severity
-        ]
-        if marks:
-            lanes.append((severity, words, marks))
-    if len(rows):
-        marks = [(int(steps[row]), f"step {int(steps[row]):,}: the loss was not finite") for row in rows.tolist()]
-        lanes.append(("nonfinite", "steps whose loss was NaN or inf", marks))
-    return _chart(record, [("loss", "loss")], "loss", 220, lanes=lanes)
-
-
-def _chart(
-    record: Record,
-    columns: Sequence[tuple[str, str]],
-    title: str,
-    height: int,
-    log: bool = False,
-    held: bool = False,
-    lanes: Sequence[tuple[str, str, list[tuple[int, str]]]] = (),
-) -> str:
-    steps = record.steps["step"]
-    top, bottom = 10 + (LANE + 2) * len(lanes), height - 18
-    first, last = int(steps[0]), int(steps[-1])
-    reduced = [(_buckets(steps, record.steps[name], first, last), kind, name) for name, kind in columns]
-    edges = np.concatenate([np.concatenate([each.low, each.high]) for each, _, _ in reduced])
-    edges = edges[np.isfinite(edges) & (edges > 0 if log else True)]
-    if not len(edges):
-        return ""
-    low, high = float(edges.min()), float(edges.max())
-    if log:
-        low, high = math.floor(math.log2(low)), math.ceil(math.log2(high))
-    if high <= low:
-        low, high = low - (abs(low) or 1) * 0.5, high + (abs(high) or 1) * 0.5
-    axis = _Axis(low, high, top, bottom, log)
-
-    def across(step: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (step - first) / (last - first)
-
-    parts = [_grid(axis, first, last, across, height)]
-    for each, kind, name in reduced:
-        parts.append(f'<path class="{kind}" d="{_path(each, axis, across, held)}"><title>{_text(name)}</title></path>')
-    for lane, (kind, words, marks) in enumerate(lanes):
-        parts.append(_marks(kind, marks, across, 4 + LANE * lane, bottom))
-        legend = f"<title>{_text(words)}</title>"
-        parts.append(f'<text class="label {kind}" x="{LEFT - 6}" y="{11 + LANE * lane}">{kind}{legend}</text>')
-    return (
-        f'<figure><figcaption>{_text(title)}</figcaption><svg viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{_text(title)}, steps {first:,} to {last:,}">{"".join(parts)}</svg></figure>'
-    )
-
-
-class _Reduced(NamedTuple):
-    """Of each bucket that holds a finite value."""
-
-    step: np.ndarray  # the first
-    low: np.ndarray
-    high: np.ndarray
-    last: np.ndarray
-    joined: np.ndarray  # bool: nothing is missing between it and the one before
-
-
-def _buckets(steps: np.ndarray, values: np.ndarray, first: int, last: int) -> _Reduced:
-    rows = np.flatnonzero(np.isfinite(values))
-    if not len(rows):
-        empty = np.empty(0)
-        return _Reduced(empty, empty, empty, empty, empty.astype(bool))
-    bucket = (steps.astype(np.float64) - first) * BUCKETS // max(last - first + 1, 1)  # int64 may not hold it
-    bucket = np.minimum(bucket, BUCKETS - 1).astype(np.int64)
-    of = bucket[rows]
-    starts = np.flatnonzero(np.diff(of, prepend=-1))
-    ends = np.append(starts[1:], len(rows)) - 1
-    finite = values[rows]
-    gap = np.ones(len(starts), bool)
-    between = bucket[rows[starts[1:]] - 1]  # of the row before: where it is a finite row's, nothing is missing
-    gap[1:] = between != of[ends[:-1]]
-    return _Reduced(
-        steps[rows[starts]],
-        np.minimum.reduceat(finite, starts),
-        np.maximum.reduceat(finite, starts),
-        finite[ends],
-        ~gap,
-    )
-
-
-def _path(reduced: _Reduced, axis: _Axis, across: Callable[[float], float], held: bool) -> str:
-    """A line through the last values, with a stroke from the lowest to the highest of each bucket.
-
-    `held`: a value lasts until the next one, with no slope between them.
-    """
-    places = (axis.place(each).tolist() for each in (reduced.low, reduced.high, reduced.last))
-    drawn = []
-    for step, low, high, end, joined in zip(reduced.step.tolist(), *places, reduced.joined.tolist(), strict=True):
-        x = f"{across(step):.1f}"
-        place = (f"H{x}V{low:.1f}" if held else f"L{x} {low:.1f}") if joined else f"M{x} {low:.1f}"
-        drawn.append(f"{place}V{high:.1f}V{end:.1f}")
-    return "".join(drawn)
-
-
-def _grid(axis: _Axis, first: int, last: int, across: Callable[[float], float], height: int) -> str:
-    parts = []
-    for value, words in _powers_of_two(axis) if axis.log else _round_values(axis.low, axis.high):
-        y = float(axis.place(np.array([value]))[0])
-        parts.append(f'<path class=grid d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class=label x="{LEFT - 6}" y="{y + 4:.1f}">{_text(words)}</text>')
-    size = max(1, int(_round_size((last - first) / STEP_TICKS)))
-    for step in range(-(-first // size) * size, last + 1, size):
-        x = across(step)
-        anchor = "start" if x < LEFT + 20 else "end" if x > WIDTH - RIGHT - 20 else "middle"
-        parts.append(f'<text class=step x="{x:.1f}" y="{height - 4}" text-anchor="{anchor}">{step:,}</text>')
-    return "".join(parts)
-
-
-def _powers_of_two(axis: _Axis) -> list[tuple[float, str]]:
-    low, high = math.ceil(axis.low), math.floor(axis.high)
-    stride = max(1, math.ceil((high - low) / VALUE_TICKS))
-    return [(2.0**power, scale_text(2.0**power)) for power in range(low, high + 1, stride)]
-
-
-def _round_values(low: float, high: float) -> list[tuple[float, str]]:
-    rough = (high - low) / VALUE_TICKS
-    if not 0 < rough < math.inf:  # the largest and the smallest numbers that there are
-        return [(value, number_text(value)) for value in (low, high)]
-    size = _round_size(rough)
-    decimals = max(0, -math.floor(math.log10(size) + 1e-9))
-    values = [number * size for number in range(math.ceil(low / size), math.floor(high / size) + 1)]
-    plain = decimals <= 6 and max(map(abs, values), default=0.0) < 1e6
-    return [(value, f"{value:.{decimals}f}" if plain else number_text(value)) for value in values]
-
-
-def _round_size(rough: float) -> float:
-    """The next of 1, 2, 5, 10, ... times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
-
-
-def _marks(kind: str, marks: Iterable[tuple[int, str]], across: Callable[[float], float], y: int, bottom: float) -> str:
-    """One mark a place; where several meet, the tooltip has the first and their number."""
-    at: dict[int, list[str]] = {}
-    for step, words in marks:
-        at.setdefault(round(across(step)), []).append(words)
-    parts = []
-    for x, here in sorted(at.items()):
-        text = here[0] + (f" (and {len(here) - 1:,} more here)" if len(here) > 1 else "")
-        parts.append(
-            f'<g class="mark {kind}"><path d="M{x} {y + 5}V{bottom:.0f}"/><circle cx="{x}" cy="{y + 3}" r="4"/>'
-            f"<title>{_text(text)}</title></g>"
-        )
-    return "".join(parts)
-
-
-def _chip(severity: str) -> str:
-    return f'<span class="chip {severity}">{severity}</span>'
-
-
-def _text(text: object) -> str:
-    return html.escape(str(text))
-
-
-STYLE = """
-:root{color-scheme:light dark;--ink:#222;--quiet:#666;--paper:#fff;--line:#ddd;--loss:#1f6feb;--scale:#7a3ff2;
---error:#c8102e;--warning:#b25e00;--info:#5a7d2a;--nonfinite:#c8102e}
-@media (prefers-color-scheme:dark){:root{--ink:#e6e6e6;--quiet:#a0a0a0;--paper:#1b1b1f;--line:#3a3a40;--loss:#6cb0ff;
---scale:#b794ff;--error:#ff6b7d;--warning:#ffb04d;--info:#a8cf6b;--nonfinite:#ff6b7d}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0}
-main{max-width:1000px;margin:0 auto;padding:1.5rem}h1{font-size:1.5rem;overflow-wrap:anywhere}
-h2{margin-top:2.5rem;border-top:1px solid var(--line);padding-top:1rem;overflow-wrap:anywhere}
-h3{margin:1.5rem 0 .5rem}.quiet{color:var(--quiet);margin:.2rem 0}figure{margin:1rem 0}
-figcaption,.label,.step{font-size:12px;color:var(--quiet);fill:var(--quiet)}.label{text-anchor:end}
-svg{width:100%;height:auto;display:block}path{fill:none}.grid{stroke:var(--line)}
-.loss{stroke:var(--loss);stroke-width:1.2}.scale{stroke:var(--scale);stroke-width:1.2}
-.norm{stroke-width:1.2;stroke:#1a936f}.n1{stroke:#d1495b}.n2{stroke:#8d6a9f}.n3{stroke:#9a8c2c}
-.mark path{stroke-opacity:.25}.mark.error{stroke:var(--error);fill:var(--error)}
-.mark.warning{stroke:var(--warning);fill:var(--warning)}.mark.info{stroke:var(--info);fill:var(--info)}
-.mark.nonfinite{stroke:var(--nonfinite);fill:var(--paper)}text.error{fill:var(--error)}
-text.warning{fill:var(--warning)}text.info{fill:var(--info)}text.nonfinite{fill:var(--nonfinite)}
-table{border-collapse:collapse}th{text-align:left;font-weight:600;padding:.15rem 1rem .15rem 0;vertical-align:top}
-td{padding:.15rem 1rem .15rem 0;white-space:pre-wrap}.causes td{text-align:right}.causes .words{text-align:left}
-.cards{list-style:none;padding:0}.cards li{border-left:4px solid var(--info);padding:.1rem .8rem;margin:.6rem 0}
-.cards li.warning{border-color:var(--warning)}.cards li.error{border-color:var(--error)}
-.cards p{margin:.2rem 0;overflow-wrap:anywhere}.remedy{color:var(--quiet)}
-.chip{font-size:12px;color:var(--info)}.chip.warning{color:var(--warning)}.chip.error{color:var(--error)}
-"""
+def _list(rows: Iterable[str]) -> str:
+    return f"<ul class=cards>{''.join(rows)}</ul>"

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tbnum.charts
 import tbnum.cli
-import tbnum.report_page
 from tbnum.log.schema import Event, step_columns
 from tbnum.log.writer import LogWriter
 
@@ -279,7 +279,7 @@ def test_the_page_has_round_numbers_on_its_axes_and_a_loss_scale_in_steps(
 
 def test_round_numbers_are_found_for_any_range():
     for low, high in ((0.0, 1.0), (-3.2, 7.9), (1e-30, 3e-30), (2.50001, 2.50003), (-1e308, 1e308), (0.0, 5e-324)):
-        ticks = tbnum.report_page._round_values(low, high)
+        ticks = tbnum.charts._round_values(low, high)
         assert 2 <= len(ticks) <= 7 and len({words for _, words in ticks}) == len(ticks), (low, high, ticks)
         assert all(low - 1e-12 * abs(low) <= value <= high + 1e-12 * abs(high) for value, _ in ticks)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tbnum.markup import card, escaped, shown
+
 __all__ = ["OF_THE_RUN", "Finding", "steps_of"]
 
 STEPS_TOLD = 100
@@ -29,6 +31,9 @@ class Finding:
     evidence: str
     remedy: str
     steps: tuple[int, ...]
+
+    def _repr_html_(self) -> str:
+        return shown(card(self.severity, f"<b>{escaped(self.title)}</b>", self.evidence, self.remedy))
 
 
 def steps_of(steps: Iterable[int] | np.ndarray) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from tbnum.log.files import Place, RemotePath, place
 from tbnum.log.named import Runs
 from tbnum.log.names import is_record_file
 from tbnum.log.reader import Explain, Find, Run
-from tbnum.log.scalar_log import scalar_runs
+from tbnum.log.scalar_log import ScalarRun, scalar_runs
 
 __all__ = ["Found", "Unreadable", "find_runs", "read"]
 
@@ -41,6 +41,8 @@ def read(
     explain: Explain | None = None,
     find: Find | None = None,
     tags: Mapping[str, str] | None = None,
+    run_type: type[Run] = Run,
+    scalar_run_type: type[ScalarRun] = ScalarRun,
 ) -> dict[str, Run]:
     """The runs under `logdir`, by name: the folder relative to `logdir`, with '/'; '.' for `logdir` itself.
 
@@ -48,7 +50,7 @@ def read(
     with TensorBoard's event files alone the heads are read: those whose loss or loss scale is recognised are runs too
     (`tbnum.log.scalar_log`). `session` picks one session of each run, by its number from 0 (or from the end, below
     0), in place of the run as it stands. `explain` gives `Run.events` their causes, `find` makes `Run.findings`. `tags`
-    maps columns of scalar logs to tags.
+    maps columns of scalar logs to tags. The runs are of the types given.
 
     FileNotFoundError or NotADirectoryError where `logdir` is no folder, another OSError where a URL cannot be reached.
     ValueError where `tags` has an unknown column, or a tag that no scalar log has. Folders that cannot be searched are
@@ -58,9 +60,12 @@ def read(
     for folder, reason in found.unreadable:
         warn(f"tbnum.read: left out {str(folder)!r}: {reason}")
     runs = {
-        name: Run(folder, name=name, session=session, explain=explain, find=find) for name, folder in found.runs.items()
+        name: run_type(folder, name=name, session=session, explain=explain, find=find)
+        for name, folder in found.runs.items()
     }
-    scalar_logs = scalar_runs(found.scalar_logs, session=session, explain=explain, find=find, tags=tags)
+    scalar_logs = scalar_runs(
+        found.scalar_logs, session=session, explain=explain, find=find, tags=tags, run_type=scalar_run_type
+    )
     return Runs(sorted({**runs, **scalar_logs}.items()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import ClassVar, NoReturn, TypeVar
 
 __all__ = ["Columns", "Runs"]
@@ -24,6 +25,11 @@ class _Named(dict[str, V]):
 
 class Columns(_Named[V]):
     what = "column"
+
+    def __repr__(self) -> str:
+        """The names: an array is printed when it is asked for."""
+        rows = max((len(values) for values in self.values() if isinstance(values, Sized)), default=0)
+        return f"<{len(self)} columns of {rows:,} steps: {', '.join(map(str, self))}>"
 
 
 class Runs(_Named[V]):

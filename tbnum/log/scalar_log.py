@@ -39,6 +39,7 @@ def scalar_runs(
     explain: Explain | None = None,
     find: Find | None = None,
     tags: Mapping[str, str] | None = None,
+    run_type: type[ScalarRun] | None = None,
 ) -> dict[str, ScalarRun]:
     """The runs among folders with event files, by name: those whose loss or loss scale is recognised, or mapped.
 
@@ -53,8 +54,9 @@ def scalar_runs(
     for column, tag in mapping.items():
         if tag not in there:
             raise ValueError(missing_tag(column, tag, there))
+    kind = run_type or ScalarRun
     return {
-        name: ScalarRun(folders[name], name=name, session=session, explain=explain, find=find, peek=peeks[name])
+        name: kind(folders[name], name=name, session=session, explain=explain, find=find, peek=peeks[name])
         for name, scalars in seen.items()
         if scalars.recognised
     }

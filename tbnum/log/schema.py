@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tbnum.markup import event_card, shown
+
 __all__ = [
     "EVENT_KINDS",
     "FORMAT_VERSION",
@@ -376,6 +378,9 @@ class Event:
     message: str = ""
     remedy: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        return shown(event_card(self))
 
     def facts(self) -> dict[str, Any]:
         """What goes to disk."""

@@ -34,6 +34,9 @@ class TensorSeries(_Series):
         series.reasons = reasons
         return series
 
+    def __repr__(self) -> str:
+        return f"TensorSeries(steps={len(self.steps)}, names={len(self.names)})"
+
 
 class StepTable(NamedTuple):
     """One table: what was written of an optimizer's tensors at a step."""
