@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,14 +29,17 @@ from tbnum.arguments import (
     checked_scaler,
 )
 from tbnum.explain import explain_run
+from tbnum.explain.facts import Known
+from tbnum.explain.kinds import explained_event
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.lifecycle import already_wrapped, open_monitors
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
 from tbnum.observe.activations import ActivationWatch
 from tbnum.observe.backward import observe_backward
-from tbnum.observe.caller import users_place
+from tbnum.observe.caller import users_place, warn
 from tbnum.observe.clipping import observe_clipping
+from tbnum.observe.coverage import Coverage
 from tbnum.observe.grad_scaler import observe_scaler
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
 from tbnum.observe.optimizer import observe_optimizer
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "wrap"]
 
 _STATE_VERSION = 1
+MOST_NAMES = 8  # of parameters, in an event
 VERIFY_INTERVAL = 10  # steps between second passes over clipped gradients, where no scalar is written either
 
 
@@ -217,6 +222,10 @@ class Monitor:
             raise
         self._earlier_error = id(getattr(sys, "last_value", None))  # of an interactive session, say
         self._wrapped_at = users_place()
+        self._tensor_interval = tensor_interval
+        self._coverage = Coverage(modules, optimizers.values())
+        self._uncovered: dict[str, Any] | None = None  # not in the record yet: only a step knows where a session begins
+        self._look_at_coverage()
         open_monitors.add(self)
 
     def __repr__(self) -> str:
@@ -402,10 +411,29 @@ class Monitor:
 
     def _closed(self, next_step: int) -> None:
         """A step is about to close: what watches modules goes on to the next."""
+        if next_step % self._tensor_interval == 0:
+            self._look_at_coverage()
+        if self._uncovered is not None:
+            self._observer.sight("untrained_parameters", self._uncovered)
+            self._uncovered = None
         self._starts.step_begins(self._observer.scaler)
         for watcher in (self._sentinels, self._activations):
             if watcher is not None:
                 watcher.step_begins(next_step)
+
+    def _look_at_coverage(self) -> None:
+        found = self._coverage.look()
+        if found is None or rank_and_world_size()[0]:
+            return
+        self._uncovered = {
+            "names": list(found.names[:MOST_NAMES]),
+            "parameters": len(found.names),
+            "elements": found.elements,
+            "replaced": list(found.replaced[:MOST_NAMES]),
+        }
+        event = Event(self.step, time.time(), "untrained_parameters", data=self._uncovered)
+        explained = explained_event(Known.of(event), None)
+        warn(f"{explained.message} {explained.remedy}")
 
     def _first_step(self) -> None:
         """Before the first step of a session: whether it continues a run, where, and what its checkpoint lost."""

@@ -162,7 +162,7 @@ class Recorder:
     def _tell_spikes(self) -> None:
         """Spikes that the newest steps show; they are worked out again whenever the log is read, and not written."""
         for event in self._explainer.drained():
-            self._tell(event)
+            self.callbacks.call(event)
             self.write_flight()
 
     def _event(self, event: Event) -> Event:

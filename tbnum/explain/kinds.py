@@ -120,6 +120,16 @@ def _nonfinite_norm(seen: Occurrence) -> str:
     return f"The gradient norm was {norm}{where}; whether the optimizer stepped is unknown."
 
 
+def _untrained_parameters(seen: Occurrence) -> str:
+    data = seen.event.data
+    names, count = data.get("names") or [], data.get("parameters", "?")
+    shown = ", ".join(map(str, names[:4])) + (", ..." if count != "?" and count > len(names[:4]) else "")
+    text = f"{count} trainable parameters of the model ({shown}) are in no optimizer, and stay what they are"
+    if data.get("replaced"):
+        text += "; a layer was replaced after the optimizer was built, which still has the parameters of the old one"
+    return f"{text}."
+
+
 def _clip_before_unscale(seen: Occurrence) -> str:
     scale, max_norm = seen.facts.loss_scale, as_float(seen.event.data.get("max_norm"))
     message = "Gradients were clipped"
@@ -247,6 +257,13 @@ KINDS: dict[str, Kind] = {
         ),
         "Call loss.backward() between zero_grad() and step(), and check that the loss depends on these parameters.",
         title="The optimizer stepped without gradients",
+    ),
+    "untrained_parameters": Kind(
+        "warning",
+        _untrained_parameters,
+        "Build the optimizer once the model is complete, or give the parameters to add_param_group(); of those that "
+        "are to stay as they are set requires_grad to False.",
+        title="Parameters were in no optimizer",
     ),
     "clip_before_unscale": Kind(
         "warning",

@@ -316,6 +316,7 @@ EVENT_KINDS: dict[str, str] = {
     "norm_overflow": "every gradient element is finite, their norm is not",
     "nonfinite_norm": "a scalar log has a norm that is not finite, and does not say what became of the step",
     "no_gradients": "the optimizer stepped without any gradient",
+    "untrained_parameters": "trainable parameters of the model are in no optimizer",
     "clip_before_unscale": "gradients were clipped while they still carried the loss scale",
     "backward_under_autocast": "backward ran inside an autocast region",
     "update_missing": "scaler.step() was called again without scaler.update()",
