@@ -40,11 +40,16 @@ JSON_VERSION = 1
 """Of the JSON that report, check and export write; raised when a key changes its meaning or goes."""
 
 
-def _measured_nan(run: Exported, name: str) -> np.ndarray:
-    """Where a NaN of a column is a measured one: (S,) bool. Everywhere else it means unknown."""
-    nan = np.isnan(run.steps[name])
-    known = measured(name, run.steps)
-    return np.zeros_like(nan) if known is None else nan & known
+def _unknown(steps: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
+    """Where a column's value is not known: (S,) bool. None: nowhere."""
+    values = steps[name]
+    if values.dtype.kind == "u":
+        return np.asarray(values == 0)
+    if values.dtype.kind != "f":
+        return None
+    nan = np.isnan(values)
+    known = measured(name, steps)
+    return nan if known is None else nan & ~known
 
 
 ROWS_AT_ONCE = 20_000  # as text in memory at once
@@ -77,19 +82,17 @@ def steps_csv(run: Exported) -> Iterator[str]:
     """A row a step, in pieces of ROWS_AT_ONCE rows. Unknown is empty, a measured NaN is `nan`."""
     steps = run.steps
     yield _csv([steps])
-    nan = {name: _measured_nan(run, name) for name, values in steps.items() if values.dtype.kind == "f"}
+    unknown = {name: _unknown(steps, name) for name in steps}
     for start in range(0, _count(steps), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         columns = []
         for name, values in steps.items():
             part = values[rows]
-            if part.dtype.kind == "f":
-                known = ~np.isnan(part) | nan[name][rows]
-                columns.append(
-                    [value if told else "" for value, told in zip(part.tolist(), known.tolist(), strict=True)]
-                )
-            else:
-                columns.append(part.astype(np.int64).tolist())
+            listed: list[Any] = (part.astype(np.int64) if part.dtype.kind == "b" else part).tolist()
+            absent = unknown[name]
+            for row in () if absent is None else np.flatnonzero(absent[rows]).tolist():
+                listed[row] = ""
+            columns.append(listed)
         yield _csv(zip(*columns, strict=True))
 
 
@@ -118,14 +121,15 @@ def steps_json(run: Exported) -> Iterator[str]:
     head = json.dumps(plain({"version": JSON_VERSION, "run": run.name, "meta": run.meta}), ensure_ascii=False)
     yield head[:-1] + ', "columns": {'
     for index, (name, values) in enumerate(steps.items()):
-        unknown = np.isnan(values) & ~_measured_nan(run, name) if values.dtype.kind == "f" else None
+        unknown = _unknown(steps, name)
         yield f"{', ' if index else ''}{json.dumps(name)}: ["
         for start in range(0, len(values), ROWS_AT_ONCE):
             part = values[start : start + ROWS_AT_ONCE]
             listed: list[Any] = part.tolist()
             if unknown is not None:
-                for row in np.flatnonzero(~np.isfinite(part)).tolist():
-                    listed[row] = None if unknown[start + row] else plain(listed[row])
+                absent = unknown[start : start + ROWS_AT_ONCE]
+                for row in np.flatnonzero(absent | ~np.isfinite(part)).tolist():
+                    listed[row] = None if absent[row] else plain(listed[row])
             yield (", " if start else "") + json.dumps(listed, allow_nan=False)[1:-1]
         yield "]"
     yield "}}\n"
@@ -177,13 +181,14 @@ def write_events_jsonl(stream: IO[str], run: Exported) -> None:
 def steps_jsonl(run: Exported) -> Iterator[str]:
     """A line a step. What is unknown at a step is left out; a measured NaN is the string "NaN"."""
     columns = run.steps
-    nan = {name: _measured_nan(run, name) for name, values in columns.items() if values.dtype.kind == "f"}
+    unknown = {name: where for name in columns if (where := _unknown(columns, name)) is not None}
     for start in range(0, _count(columns), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         listed = {name: values[rows].tolist() for name, values in columns.items()}
-        known = {name: (~np.isnan(columns[name][rows]) | measured[rows]).tolist() for name, measured in nan.items()}
+        left_out = {name: where[rows].tolist() for name, where in unknown.items()}
         for at in range(len(listed["step"])):
-            row = {name: plain(values[at]) for name, values in listed.items() if name not in known or known[name][at]}
+            known = (name for name in listed if name not in left_out or not left_out[name][at])
+            row = {name: plain(listed[name][at]) for name in known}
             yield json.dumps(row) + "\n"
 
 
@@ -196,8 +201,5 @@ def write_steps_parquet(stream: IO[bytes], run: Exported) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    columns = {}
-    for name, values in run.steps.items():
-        unknown = np.isnan(values) & ~_measured_nan(run, name) if values.dtype.kind == "f" else None
-        columns[name] = pyarrow.array(values, mask=unknown)
+    columns = {name: pyarrow.array(values, mask=_unknown(run.steps, name)) for name, values in run.steps.items()}
     parquet.write_table(pyarrow.table(columns), stream)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tbnum.explain.summary import group_events, worth_reading
 from tbnum.log.reader import Totals
-from tbnum.log.schema import Event
+from tbnum.log.schema import STEP_HASH, Event
 from tensorboard_plugin_tbnum import decimate
 from tensorboard_plugin_tbnum.derived import column_of, derived_names, is_of_ranks, of_ranks, rank_names
 from tensorboard_plugin_tbnum.snapshots import Listing, Row, Snapshot
@@ -75,7 +75,7 @@ def run_impl(snapshot: Snapshot) -> dict[str, Any]:
         "run": snapshot.run,
         "version": snapshot.version,
         "steps": len(snapshot.steps["step"]),
-        "columns": list(snapshot.steps),
+        "columns": [name for name in snapshot.steps if name != STEP_HASH.name],  # a hash has no curve
         "derived": [*derived_names(snapshot.steps), *rank_names(snapshot.steps, snapshot.meta)],
         "meta": plain(snapshot.meta),
         "problems": list(snapshot.problems),

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tbnum.log.schema import OPTIMIZER_COLUMNS, SHARD_COLUMNS, SHARED_COLUMNS
+from tbnum.log.schema import OPTIMIZER_COLUMNS, SHARD_COLUMNS, SHARED_COLUMNS, STEP_HASH
 
 __all__ = ["StepColumn", "columns_named"]
 
-_KNOWN = frozenset(column.name for column in SHARED_COLUMNS + OPTIMIZER_COLUMNS + SHARD_COLUMNS)
+_KNOWN = frozenset(column.name for column in (*SHARED_COLUMNS, *OPTIMIZER_COLUMNS, *SHARD_COLUMNS, STEP_HASH))
 
 
 class StepColumn(NamedTuple):

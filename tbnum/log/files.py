@@ -7,14 +7,27 @@ part of a path's face that reading a log needs. Everything that goes wrong out t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Place", "RawFile", "RemotePath", "is_url", "list_names", "open_raw", "place", "size_of"]
+__all__ = [
+    "Place",
+    "RawFile",
+    "RemotePath",
+    "is_regular",
+    "is_url",
+    "list_names",
+    "open_raw",
+    "open_regular",
+    "place",
+    "size_of",
+]
 
 _URL = re.compile(r"[a-zA-Z][0-9a-zA-Z.+-]*://")
 
@@ -142,12 +155,24 @@ class _RemoteFile:
 
 @contextlib.contextmanager
 def open_raw(path: Place) -> Iterator[RawFile]:
-    """Opens a file for reading at any offset, unbuffered. OSError where that cannot be done."""
+    """Opens a regular file for reading at any offset, unbuffered. OSError where it is none, or cannot be read."""
     if isinstance(path, RemotePath):
         yield _RemoteFile(path)
         return
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
         yield file
+
+
+def open_regular(path: str | os.PathLike[str], flags: int) -> int:
+    """A descriptor of a regular file; OSError where it is none. Never waits, as opening a pipe of that name would."""
+    descriptor = os.open(path, flags | _NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 
 
 def size_of(file: RawFile) -> int:
@@ -161,8 +186,19 @@ def _descriptor(file: RawFile) -> int:
 
 
 def list_names(folder: Place) -> list[str]:
-    """Names of what is in a folder. OSError where it cannot be searched."""
-    return folder.names() if isinstance(folder, RemotePath) else os.listdir(folder)
+    """Names of the regular files in a folder. OSError where it cannot be searched."""
+    if isinstance(folder, RemotePath):
+        return folder.names()
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if is_regular(entry)]
+
+
+def is_regular(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a file, or a link to one: no folder, pipe, socket or device. From the listing, without a stat."""
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads in a circle
+        return False
 
 
 def place(where: str | os.PathLike[str] | RemotePath) -> Place:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class GrowingColumns:
             at = self.count + begin
             with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
                 for name, values in self._columns.items():
-                    values[at : at + len(block)] = block[name] if name in names else _unknown(values.dtype)
+                    values[at : at + len(block)] = block[name] if name in names else column(name).unknown
         self.count += len(rows)
 
     def extend(self, other: GrowingColumns, begin: int, end: int) -> None:
@@ -67,7 +66,7 @@ class GrowingColumns:
         to = slice(self.count, self.count + end - begin)
         for name, values in self._columns.items():
             source = other._columns.get(name)
-            values[to] = _unknown(values.dtype) if source is None else source[begin:end]
+            values[to] = column(name).unknown if source is None else source[begin:end]
         self.count = to.stop
 
     def last_alone(self) -> GrowingColumns:
@@ -113,9 +112,5 @@ class GrowingColumns:
         """A new array for a column, with the values so far, the rest of them unknown."""
         room = np.empty(self._capacity, values.dtype)
         room[: len(values[: self.count])] = values[: self.count]
-        room[len(values[: self.count]) : self.count] = _unknown(values.dtype)
+        room[len(values[: self.count]) : self.count] = column(name).unknown
         return room
-
-
-def _unknown(dtype: np.dtype[Any]) -> float | bool | int:
-    return math.nan if dtype.kind == "f" else False if dtype.kind == "b" else 0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tbnum.caller import warn
 from tbnum.log.event_file import is_event_file
-from tbnum.log.files import Place, RemotePath, place
+from tbnum.log.files import Place, RemotePath, is_regular, place
 from tbnum.log.named import Runs
 from tbnum.log.names import is_record_file
 from tbnum.log.reader import Explain, Find, Run
@@ -99,9 +99,9 @@ def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
         for entry in listing:
             try:
                 if not entry.is_dir():
-                    if is_record_file(entry.name):
+                    if is_record_file(entry.name) and is_regular(entry):
                         runs[name or "."] = folder
-                    elif is_event_file(entry.name):
+                    elif is_event_file(entry.name) and is_regular(entry):
                         scalar_logs[name or "."] = folder
                     continue
                 status = entry.stat()

@@ -28,7 +28,7 @@ import google_crc32c
 import numpy as np
 from tensorboard.compat.proto import event_pb2, types_pb2
 
-from tbnum.log.files import Place, RawFile, RemotePath, open_raw, place, size_of
+from tbnum.log.files import Place, RawFile, RemotePath, open_raw, open_regular, place, size_of
 from tbnum.log.schema import MAX_RECORD_BYTES, PLUGIN_NAME
 
 __all__ = [
@@ -151,7 +151,7 @@ class RecordAppender:
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
         self.path = path
-        self._descriptor: int | None = os.open(path, _APPEND | (os.O_EXCL if new else 0), 0o666)
+        self._descriptor: int | None = open_regular(path, _APPEND | (os.O_EXCL if new else 0))
         self.size = os.fstat(self._descriptor).st_size
 
     def append(self, records: bytes) -> None:
@@ -169,7 +169,7 @@ class RecordAppender:
         assert self._descriptor is not None
         if os.fstat(self._descriptor).st_nlink > 0:
             return False
-        fresh = os.open(self.path, _APPEND, 0o666)
+        fresh = open_regular(self.path, _APPEND)
         os.close(self._descriptor)
         self._descriptor = fresh
         self.size = os.fstat(fresh).st_size

@@ -43,6 +43,8 @@ class RowPacker:
 def _fitted(value: Any, kind: str) -> Any:
     if kind == "<i8":
         return int(value)
+    if kind == "<u8":
+        return int(value or 0) & 0xFFFFFFFFFFFFFFFF
     if kind == "|b1":
         return False if value is None else bool(value)
     number = math.nan if value is None else float(value)

@@ -27,6 +27,7 @@ __all__ = [
     "SEVERITIES",
     "SHARD_COLUMNS",
     "SHARED_COLUMNS",
+    "STEP_HASH",
     "TABLE_REASONS",
     "TENSORS_SUFFIX",
     "TENSOR_COLUMNS",
@@ -83,6 +84,11 @@ class Column:
     def presented(self) -> str:
         return "<f8" if self.stored == "<f4" else self.stored
 
+    @property
+    def unknown(self) -> float | bool | int:
+        """What a reader has where the value is not known."""
+        return {"f": math.nan, "b": False}.get(np.dtype(self.stored).kind, 0)
+
 
 SHARED_COLUMNS: tuple[Column, ...] = (
     Column("step", "number of the step, from 0; a skipped step counts", "<i8"),
@@ -91,16 +97,19 @@ SHARED_COLUMNS: tuple[Column, ...] = (
     Column("micro_batches", "backward calls in the step; where none was seen, calls of log_loss", "<f4"),
     Column("loss_scale", "what the gradients were divided by at unscale"),
     Column("growth_tracker", "unskipped steps since the last scale change, as the scaler had it", "<f4"),
-    Column("skipped", "whether an optimizer was skipped, from found_inf alone", "|b1"),
+    Column("skipped", "whether an attempt ended without an update: found_inf, or given up by the loop", "|b1"),
 )
 """Columns that a step has once, however many optimizers there are."""
+
+STEP_HASH = Column("step_hash", "hash of the bits of the loss and of each tensor's gradient norm; 0: unknown", "<u8")
+"""The one column without NaN. Equal hashes mean no difference in these numbers, not that all bits are the same."""
 
 OPTIMIZER_COLUMNS: tuple[Column, ...] = (
     Column("grad_norm", "global 2-norm of the gradients, unscaled, before clipping"),
     Column("grad_norm_clipped", "global 2-norm of what the optimizer got"),
     Column("clip_coef", "what clipping multiplied the gradients by"),
     Column("max_norm", "the clipping threshold, when seen"),
-    Column("skipped", "whether the optimizer was skipped, from found_inf alone", "|b1"),
+    Column("skipped", "whether the attempt ended without an update: found_inf, or given up by the loop", "|b1"),
     Column("nonfinite_tensors", "gradients that hold NaN or inf", "<f4"),
     Column("lr", "learning rate of parameter group 0; further groups are lr/1, lr/2, ..."),
     Column("param_norm", "global 2-norm of the parameters after the step"),
@@ -150,7 +159,7 @@ HISTOGRAM_SOURCES = ("gradient", "parameter", "update", "activation", "activatio
 WHOLE_MODEL = "*"
 """In place of a tensor's name: all of them together."""
 
-_BY_NAME = {known.name: known for known in SHARD_COLUMNS + OPTIMIZER_COLUMNS + SHARED_COLUMNS}
+_BY_NAME = {known.name: known for known in (*SHARD_COLUMNS, *OPTIMIZER_COLUMNS, *SHARED_COLUMNS, STEP_HASH)}
 
 
 def column(name: str) -> Column:
@@ -169,21 +178,34 @@ def column(name: str) -> Column:
     return Column(name, "")
 
 
-def step_columns(groups: Mapping[str, int], sharded: Collection[str] = ()) -> tuple[str, ...]:
+def step_columns(
+    groups: Mapping[str, int],
+    sharded: Collection[str] = (),
+    *,
+    terms: Sequence[str] = (),
+    own_losses: bool = False,
+    hashed: bool = False,
+) -> tuple[str, ...]:
     """Names of the columns of a step, in their order on disk.
 
     `groups` gives for each optimizer, by name, how many parameter groups it has. With one optimizer its
     columns stand plain; with several each is prefixed by the optimizer's name, and the shared
     `skipped` is true when any optimizer was skipped. Those in `sharded` have `SHARD_COLUMNS` too.
+
+    Behind them: `loss/<term>` of each of the named `terms` of the loss, with `own_losses` `<optimizer>/loss` of each of
+    several optimizers, and with `hashed` the `step_hash`.
     """
-    shared = [column.name for column in SHARED_COLUMNS]
+    names = [column.name for column in SHARED_COLUMNS]
     if len(groups) == 1:
         ((optimizer, count),) = groups.items()
-        shared.remove("skipped")
-        return tuple(shared + _optimizer_columns("", count, optimizer in sharded))
-    for optimizer, count in groups.items():
-        shared += _optimizer_columns(f"{optimizer}/", count, optimizer in sharded)
-    return tuple(shared)
+        names.remove("skipped")
+        names += _optimizer_columns("", count, optimizer in sharded)
+    else:
+        for optimizer, count in groups.items():
+            names += _optimizer_columns(f"{optimizer}/", count, optimizer in sharded)
+    names += [f"loss/{term}" for term in terms]
+    names += [f"{optimizer}/loss" for optimizer in groups if own_losses and len(groups) > 1]
+    return (*names, STEP_HASH.name) if hashed else tuple(names)
 
 
 def _optimizer_columns(prefix: str, groups: int, sharded: bool) -> list[str]:
@@ -220,7 +242,7 @@ class RowLayout:
         return zlib.crc32("\n".join((*self.names, "", *self.stored)).encode())
 
 
-_STRUCT_CODES = {"<f8": "d", "<f4": "f", "<i8": "q", "|b1": "?"}
+_STRUCT_CODES = {"<f8": "d", "<f4": "f", "<i8": "q", "<u8": "Q", "|b1": "?"}
 
 
 class Trailer(NamedTuple):
@@ -263,7 +285,7 @@ MOST_RANKS = 1 << 20
 
 _OF_SESSION: Mapping[str, tuple[type, ...]] = {
     "optimizers": (Mapping,),
-    "parameters": (Mapping,),
+    "parameters": (Mapping, type(None)),  # None: in format 1, of more than a thousand tensors
     "layouts": (Mapping,),
     "scaler": (Mapping, type(None)),
     "numbering": (Mapping,),
