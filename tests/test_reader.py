@@ -278,11 +278,58 @@ def test_a_session_that_took_no_step_supersedes_nothing(tmp_path: Path) -> None:
 def test_an_event_whose_step_never_reached_the_disk_stays_and_supersedes(tmp_path: Path) -> None:
     write(tmp_path, range(10))
     log = write(tmp_path, range(5, 5), salt=1, close=False)
-    log.write_event(event(5, 1))
+    log.write_event(event(5, 1, kind="clip_before_unscale"))
     run = Run(tmp_path)
     assert_steps(run, [(step, 0) for step in range(5)])
-    assert run.raw_events == [event(5, 1)]
+    assert run.raw_events == [event(5, 1, kind="clip_before_unscale")]
     assert run.totals.steps == 5
+    log.close()
+
+
+def test_a_skip_whose_row_never_reached_the_disk_is_a_step_as_far_as_it_tells(tmp_path: Path) -> None:
+    log = write(tmp_path, range(3), close=False)
+    run = Run(tmp_path)
+    assert len(run.steps["step"]) == 3
+    facts = {"loss": math.nan, "loss_scale": 256.0, "grad_norm": math.inf, "nonfinite_tensors": 2, "micro_batches": 4}
+    log.write_event(Event(7, 50.0, "skip", data=facts))
+    log.write_event(Event(9, 60.0, "norm_overflow", data={"loss": -5.0, "grad_norm": "no number"}))
+    assert run.refresh()
+    for each in (run, Run(tmp_path)):
+        steps = each.steps
+        assert steps["step"].tolist() == [0, 1, 2, 7, 9]
+        assert steps["skipped"].tolist()[3:] == [True, False]
+        assert steps["wall_time"].tolist()[3:] == [50.0, 60.0]
+        told = {"loss": [math.nan, -5.0], "loss_scale": [256.0, math.nan], "grad_norm": [math.inf, math.nan]}
+        told |= {"nonfinite_tensors": [2, math.nan], "micro_batches": [4, math.nan], "lr": [math.nan] * 2}
+        for name, values in told.items():
+            np.testing.assert_array_equal(steps[name][3:], values, name)
+        assert (each.totals.steps, each.totals.last_step) == (5, 9)
+        assert each.totals.skipped_steps == steps["skipped"].sum()
+        assert each.totals.best_loss == -5.0 and each.totals.last_loss_scale == 256.0
+    before = run.steps
+    for step in range(3, 10):
+        log.append_step(row(step))
+    log.flush()
+    assert run.refresh()
+    assert_steps(run, [(step, 0) for step in range(10)])  # what the rows tell counts, once they are there
+    assert str(run.totals) == str(totals_of(run))
+    assert before["step"].tolist() == [0, 1, 2, 7, 9]
+    log.close()
+
+
+def test_a_skip_of_one_of_several_optimizers_is_its_own(tmp_path: Path) -> None:
+    columns = step_columns({"a": 1, "b": 1})
+    log = LogWriter(tmp_path, columns=columns, meta={}, flush_seconds=1e6)
+    log.write_event(Event(0, 1.0, "skip", optimizer="b", data={"grad_norm": math.inf}))
+    log.write_event(Event(0, 2.0, "nonfinite_step", optimizer="a", data={"grad_norm": math.nan}))
+    steps = Run(tmp_path).steps
+    assert [steps[name].tolist() for name in ("step", "skipped", "a/skipped", "b/skipped")] == [
+        [0],
+        [True],
+        [False],
+        [True],
+    ]
+    assert steps["b/grad_norm"].tolist() == [math.inf] and np.isnan(steps["a/grad_norm"]).all()
     log.close()
 
 
@@ -658,8 +705,10 @@ def test_damage_anywhere_loses_the_damaged_records_only_and_never_crashes(
         # More than that may be there: zeros written over zeros hurt nothing.
         assert {step for part in kept for step in part.steps} <= set(steps["step"].tolist()) <= set(range(120)), seed
         assert {part.event for part in kept if part.event >= 0} <= {each.step for each in events} <= skips, seed
+        by_row = ~np.isnan(steps["lr"])  # the others are known by their event alone
+        assert set(steps["step"][~by_row].tolist()) <= {each.step for each in events}, seed
         for name in ("loss", "growth_tracker"):
-            np.testing.assert_array_equal(steps[name], undamaged[name][steps["step"]])
+            np.testing.assert_array_equal(steps[name][by_row], undamaged[name][steps["step"][by_row]])
 
 
 def test_nothing_but_noise_is_no_crash(tmp_path: Path) -> None:

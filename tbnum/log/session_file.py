@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.log.event_rows import as_rows, rows_of
 from tbnum.log.files import Place
 from tbnum.log.folder import last_trailer
 from tbnum.log.followed import FollowedFile
@@ -87,14 +88,20 @@ class SessionFile(FollowedFile):
 
     @property
     def steps(self) -> GrowingColumns:
-        """The steps that nothing in this file supersedes."""
-        if len(self._parts) == 1:
-            return self._parts[0].steps
-        if self._joined is None:
-            self._joined = GrowingColumns()
-            for part, cut in zip(self._parts, self._cuts(), strict=True):
-                self._joined.extend(part.steps, 0, part.steps.before(cut))
-        return self._joined
+        """The steps that nothing in this file supersedes, those that an event alone tells of among them."""
+        return self._parts[-1].steps if self._joined is None else self._joined
+
+    def _join(self) -> GrowingColumns:
+        last = self._parts[-1]
+        known = rows_of(last.events, -1 if (step := last.steps.last_step()) is None else step, last.steps.views())
+        if len(self._parts) == 1 and not known:
+            return last.steps
+        joined = GrowingColumns()
+        for part, cut in zip(self._parts, self._cuts(), strict=True):
+            joined.extend(part.steps, 0, part.steps.before(cut))
+        if known:
+            joined.append(as_rows(known.values(), last.steps.views()))
+        return joined
 
     @property
     def events(self) -> list[Event]:
@@ -146,7 +153,7 @@ class SessionFile(FollowedFile):
         self._released = True
         for part in self._parts:
             part.steps = part.steps.last_alone()
-        self._joined = None
+        self._joined = self._join()
 
     def problems(self) -> list[str]:
         lost = [self._lost(chunks) for chunks in self._without_layout.values()]
@@ -160,8 +167,8 @@ class SessionFile(FollowedFile):
             self._parts[-1].steps.reserve(last_trailer(self.path).steps)
         changed = super().refresh()
         self._settle()
-        if changed:
-            self._joined = None
+        if changed or self._joined is None:
+            self._joined = self._join()
         return changed
 
     # -- records

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.log.event_rows import STEP_KINDS, as_rows, rows_of
 from tbnum.log.json_text import event_text, session_text
 from tbnum.log.names import host_name
 from tbnum.log.record_file import FILE_DELETED, RecordAppender, encode, file_version, frame, trouble
@@ -67,7 +68,8 @@ class SessionWriter:
         self.packer = packer
         self.stamp = max(time.time_ns() // 1_000_000, after + 1)
         self._count = count
-        self._totals = Trailer()
+        self._totals = Trailer()  # of the rows in the file
+        self._early: list[Event] = []  # which tell of steps beyond those
         self._session_text: str | None = None
         self._repeat_at = 0
         self._file: RecordAppender | None = None
@@ -110,14 +112,16 @@ class SessionWriter:
         """Writes packed rows as one chunk."""
         if not self._ready(lost=len(rows)):
             return
-        totals, payload = self._totals_after(rows), rows.tobytes()
-        trailer = totals._replace(schema_id=self.packer.schema_id, rows=len(rows)).pack()
+        before, payload = (self._totals, self._early), rows.tobytes()
+        self._totals = totals = _after(self._totals, rows, self._started)
+        self._early = [event for event in self._early if event.step > totals.last_step]
+        trailer = self._trailer()._replace(schema_id=self.packer.schema_id, rows=len(rows)).pack()
         step, wall_time = max(totals.last_step, 0), totals.last_wall_time
         record = frame(encode(TAG_STEPS, payload, trailer=trailer, step=step, wall_time=wall_time))
         if self._file is not None and self._file.size >= self._repeat_at:
             record = self._session_frames() + record
-        if self._append(record, lost=len(rows)):
-            self._totals = totals
+        if not self._append(record, lost=len(rows)):
+            self._totals, self._early = before
 
     def write_event(self, event: Event) -> None:
         """Writes the facts of `event` by one write of at most MAX_EVENT_BYTES."""
@@ -128,7 +132,9 @@ class SessionWriter:
             self._totals = totals._replace(flags=totals.flags | ENDED_CRASH)
         elif event.kind not in UNBOUND_KINDS:
             self._totals = totals._replace(start=self._started(event.step))
-        trailer, step, wall_time = self._totals.pack(), max(int(event.step), 0), float(event.wall_time)
+        if event.kind in STEP_KINDS:
+            self._early.append(event)
+        trailer, step, wall_time = self._trailer().pack(), max(int(event.step), 0), float(event.wall_time)
         for longest in _EVENT_LENGTHS:
             text = event_text(event, longest)
             record = frame(encode(TAG_EVENT, text, trailer=trailer, step=step, wall_time=wall_time))
@@ -141,7 +147,7 @@ class SessionWriter:
         """Whether it is on disk that so many records are not."""
         if not self._ready():
             return False
-        trailer, text = self._totals.pack(), json.dumps(by_reason)
+        trailer, text = self._trailer().pack(), json.dumps(by_reason)
         return self._append(frame(encode(TAG_DROPPED, text, trailer=trailer, step=0, wall_time=time.time())))
 
     def end(self, how: str) -> None:
@@ -160,40 +166,10 @@ class SessionWriter:
 
     # -- records
 
-    def _totals_after(self, values: np.ndarray) -> Trailer:
-        """The running totals with the rows `values` added. Some 30 us, whatever the number of rows."""
-        totals = self._totals
-        names = self.packer.layout.names
-
-        def present(name: str) -> np.ndarray:
-            column = values[name] if name in names else np.empty(0)
-            known: np.ndarray = column[~np.isnan(column)]
-            return known
-
-        changes: dict[str, Any] = {"steps": totals.steps + len(values)}
-        if "step" in names:
-            steps = values["step"]
-            changes["last_step"] = int(steps[-1])
-            if totals.first_step < 0:
-                changes["first_step"] = int(steps[0])
-            changes["start"] = self._started(int(steps[0]))
-            if steps[0] <= totals.last_step or (steps[1:] <= steps[:-1]).any():
-                changes["flags"] = totals.flags | REWOUND
-        if "skipped" in names:
-            changes["skipped_steps"] = totals.skipped_steps + int(np.count_nonzero(values["skipped"]))
-        scales = present("loss_scale")
-        if len(scales):
-            changes["last_loss_scale"] = float(scales[-1])
-        losses = present("loss")
-        losses = losses[np.isfinite(losses)]
-        if len(losses):
-            changes["best_loss"] = float(np.fmin(losses.min(), totals.best_loss))
-        times = present("wall_time")
-        if len(times):
-            changes["last_wall_time"] = float(times[-1])
-            if math.isnan(totals.first_wall_time):
-                changes["first_wall_time"] = float(times[0])
-        return totals._replace(**changes)
+    def _trailer(self) -> Trailer:
+        """The running totals as a reader has them: with the steps that an event alone tells of."""
+        rows = rows_of(self._early, self._totals.last_step, self.packer.layout.names) if self._early else {}
+        return _after(self._totals, as_rows(rows.values(), _IN_TOTALS), self._started) if rows else self._totals
 
     def _started(self, step: int) -> int:
         """From which step this session supersedes earlier ones, now that `step` was seen in it."""
@@ -211,7 +187,7 @@ class SessionWriter:
         if self._session_text is None:
             self._session_text = session_text({**self.meta, **layout})
         schema = json.dumps({"session": self.meta.get("session"), **layout})
-        trailer, step, wall_time = self._totals.pack(), max(self._totals.last_step, 0), time.time()
+        trailer, step, wall_time = self._trailer().pack(), max(self._totals.last_step, 0), time.time()
         frames = b"".join(
             frame(encode(tag, text, trailer=trailer, step=step, wall_time=wall_time))
             for tag, text in ((TAG_SESSION, self._session_text), (TAG_SCHEMA, schema))
@@ -249,3 +225,41 @@ class SessionWriter:
             self._repeat_at = 0  # a lost session or schema record comes again with the next chunk
             self._count(trouble(error), lost)
             return False
+
+
+_IN_TOTALS = ("step", "wall_time", "loss", "loss_scale", "skipped")
+
+
+def _after(totals: Trailer, rows: np.ndarray, started: Callable[[int], int]) -> Trailer:
+    """The running totals with `rows` added. Some 30 us, whatever the number of rows."""
+    names = rows.dtype.names or ()
+
+    def present(name: str) -> np.ndarray:
+        column = rows[name] if name in names else np.empty(0)
+        known: np.ndarray = column[~np.isnan(column)]
+        return known
+
+    changes: dict[str, Any] = {"steps": totals.steps + len(rows)}
+    if "step" in names:
+        steps = rows["step"]
+        changes["last_step"] = int(steps[-1])
+        if totals.first_step < 0:
+            changes["first_step"] = int(steps[0])
+        changes["start"] = started(int(steps[0]))
+        if steps[0] <= totals.last_step or (steps[1:] <= steps[:-1]).any():
+            changes["flags"] = totals.flags | REWOUND
+    if "skipped" in names:
+        changes["skipped_steps"] = totals.skipped_steps + int(np.count_nonzero(rows["skipped"]))
+    scales = present("loss_scale")
+    if len(scales):
+        changes["last_loss_scale"] = float(scales[-1])
+    losses = present("loss")
+    losses = losses[np.isfinite(losses)]
+    if len(losses):
+        changes["best_loss"] = float(np.fmin(losses.min(), totals.best_loss))
+    times = present("wall_time")
+    if len(times):
+        changes["last_wall_time"] = float(times[-1])
+        if math.isnan(totals.first_wall_time):
+            changes["first_wall_time"] = float(times[0])
+    return totals._replace(**changes)

@@ -38,6 +38,7 @@ __all__ = ["LogWriter"]
 _PENDING_BYTES = 24 << 20  # of rows not yet packed; with packed chunks, tables and calls the writer stays below 64 MB
 _CALLS_AT_ONCE = 256  # waiting calls that wake the thread before its time
 _PENDING_CALLS = 4096
+_YOUNG = 40  # the first rows are written after this part of `flush_seconds`, the next after twice that, and so on
 
 
 class LogWriter:
@@ -47,10 +48,10 @@ class LogWriter:
     the file are made at once; OSError naming the folder where that fails. From then on no method raises because of
     the disk: see `dropped`.
 
-    Rows go out every `flush_seconds`, every `chunk_steps` rows, and right after an event. Unwritten rows are bounded
-    at 24 MB, tables at 32 MB. Tables go to `<same name>.tensors.tbnum`, which is made with the first one and takes the
-    regular ones only up to `max_tensor_bytes`. In a forked child the writer does nothing. Deleting the writer, or the
-    end of the interpreter, writes what is pending, as `close` does.
+    Rows go out every `flush_seconds` (sooner at first), every `chunk_steps` rows, and right after an event. Unwritten
+    rows are bounded at 24 MB, tables at 32 MB. Tables go to `<same name>.tensors.tbnum`, which is made with the first
+    one and takes the regular ones only up to `max_tensor_bytes`. In a forked child the writer does nothing. Deleting
+    the writer, or the end of the interpreter, writes what is pending, as `close` does.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class _Sink:
         self.rows: list[tuple[Any, ...]] = []
         self.attention = chunk_steps  # `append_step` looks up when so many rows are pending; 0: at once
         self.flush_seconds = flush_seconds
+        self._patience = flush_seconds / _YOUNG  # so that a process that is killed young leaves most of its steps
         self._folder = folder
         self._rank = rank
         self._asked_chunk_steps = chunk_steps
@@ -326,12 +328,13 @@ class _Sink:
 
     def round(self) -> bool:
         """Waits for a reason to write, at most `flush_seconds`, and writes. False at the end."""
-        deadline = time.monotonic() + self.flush_seconds
+        deadline = time.monotonic() + self._patience
         reasons: list[threading.Event | object] = []
         with contextlib.suppress(queue.Empty):
-            reasons.append(self._inbox.get(timeout=self.flush_seconds))
+            reasons.append(self._inbox.get(timeout=self._patience))
             while True:
                 reasons.append(self._inbox.get_nowait())
+        self._patience = min(2 * self._patience, self.flush_seconds)
         self._drain_all()
         for _ in range(len(self._calls)):
             call = self._calls.popleft()
