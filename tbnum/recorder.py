@@ -25,6 +25,7 @@ from tbnum.arguments import described, settings_of
 from tbnum.callbacks import Callbacks
 from tbnum.caller import warn
 from tbnum.explain import LiveExplainer
+from tbnum.explain.live import NEXT
 from tbnum.explain.repeats import divergence, fingerprint
 from tbnum.log.columns import columns_named
 from tbnum.log.dashboards import Dashboards, Listener, histogram_tag
@@ -118,7 +119,9 @@ class Recorder:
         self._repeats: _Lost | None = None
         self._sentinels: Sentinels | None = None
         self._activations: ActivationWatch | None = None
-        self._flight: deque[tuple[int, str, np.ndarray]] = deque(maxlen=FLIGHT_STEPS * len(optimizers))
+        self._flight: deque[tuple[int, str, np.ndarray]] = deque(
+            maxlen=(FLIGHT_STEPS + STEPS_A_LOOK + NEXT) * len(optimizers)
+        )
 
     def watch(self, sentinels: Sentinels | None, activations: ActivationWatch | None) -> None:
         """Take what these see of modules into events and tables."""
@@ -136,8 +139,6 @@ class Recorder:
         if dashboards is not None:
             self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
         self._explainer.step(columns, row)
-        if record.step % STEPS_A_LOOK == 0:
-            self._tell_spikes()
         self.write_activations()
         sighted = {} if self._sentinels is None else {each.step: each for each in self._sentinels.reports()}
         for name, one in record.optimizers.items():
@@ -151,6 +152,8 @@ class Recorder:
                 if finding is not None:
                     data["sentinel"] = finding
                 self._event(Event(record.step, record.wall_time, kind, optimizer=self._label(name), data=data))
+        if record.step % STEPS_A_LOOK == 0:
+            self._report_spikes()
 
     def on_sighting(self, sighting: Sighting) -> None:
         self._event(
@@ -159,11 +162,13 @@ class Recorder:
             )
         )
 
-    def _tell_spikes(self) -> None:
+    def _report_spikes(self) -> None:
         """Spikes that the newest steps show; they are worked out again whenever the log is read, and not written."""
-        for event in self._explainer.drained():
+        spikes = self._explainer.drained()
+        if spikes:
+            self.write_flight(spikes[0].step - FLIGHT_STEPS)
+        for event in spikes:
             self.callbacks.call(event)
-            self.write_flight()
 
     def _event(self, event: Event) -> Event:
         """Write the event, and tell it; gives it explained."""
@@ -218,16 +223,22 @@ class Recorder:
             columns = {f"activation_{name}": values for name, values in each.values.items()}
             self._log.write_tensors(TensorTable(each.step, each.names, columns))
 
-    def write_flight(self) -> None:
-        """The steps of late that were not written yet, each once."""
+    def write_flight(self, first_step: int | None = None) -> None:
+        """The recent steps that were not written yet, each once: the last `FLIGHT_STEPS`, or those from a step on."""
+        newest = self._flight[-1][0] if self._flight else -1
+        first = newest - FLIGHT_STEPS + 1 if first_step is None else first_step
         names: dict[str, tuple[str, ...]] = {}
+        earlier = [entry for entry in self._flight if entry[0] < first]
         for step, name, grad_norms in self._flight:
+            if step < first:
+                continue
             if name not in names:
                 names[name] = self.names.names_of(name)
             if len(names[name]) == len(grad_norms):  # else a group was added since
                 table = TensorTable(step, names[name], {"grad_norm": grad_norms}, self._label(name), "flight")
                 self._log.write_tensors(table)
         self._flight.clear()
+        self._flight.extend(earlier)
 
     def _row(self, record: StepRecord) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
         groups = {

@@ -116,7 +116,8 @@ def _judged(
         logs = bool((inside > 0).all() and (before > 0).all())
         compared, usually = (np.log(inside), np.log(before)) if logs else (inside, before)
     median = float(np.median(usually))
-    spread = 1.4826 * float(np.median(np.abs(usually - median)))
+    low, high = np.quantile(usually, (0.1, 0.9))  # of values of two kinds, as clipped or not, both are usual
+    spread = max(1.4826 * float(np.median(np.abs(usually - median))), float(high - low) / 2.56)
     floor = FLOOR if logs else FLOOR * abs(median)
     away = np.abs(compared - median) / max(spread, floor, 1e-30)
     at = int(np.argmax(away))

@@ -1,0 +1,196 @@
+"""Spikes are events like any other, worked out from the columns; what led to one is asked of the record."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tbnum
+from tbnum.explain import SPIKES, LiveExplainer, explain_run, findings, what_led_here
+from tbnum.log.schema import Event
+from tests.recorded import record
+from tests.test_explain import FakeRun
+from tests.test_findings import columns, told
+
+NAN = math.nan
+
+
+def spikes(steps: dict[str, np.ndarray]) -> list[Event]:
+    return [event for event in explain_run(FakeRun(steps)) if event.kind in SPIKES]
+
+
+def test_a_spike_is_an_event_with_its_peak_and_when_it_was_back():
+    steps = columns()
+    steps["loss"][400:404] = [5, 9, 8, 4]
+    (spike,) = spikes(steps)
+    assert (spike.kind, spike.step, spike.severity) == ("loss_spike", 400, "info")
+    assert (spike.data["peak_step"], spike.data["peak"], spike.data["back_after"]) == (401, 9.0, 4)
+    assert "rose to 9 at step 401" in spike.message and "back after 4 steps" in spike.message
+
+
+def test_a_spike_of_the_norm_is_one_too_and_of_several_optimizers_each_has_its_own():
+    steps = columns()
+    steps["generator/grad_norm"] = steps.pop("grad_norm")
+    steps["critic/grad_norm"] = np.ones(600)
+    steps["critic/grad_norm"][300] = 50.0
+    (spike,) = spikes(steps)
+    assert (spike.kind, spike.optimizer, spike.step) == ("grad_norm_spike", "critic", 300)
+
+
+def test_a_loss_that_stays_up_is_a_warning_and_a_finding_as_grave():
+    steps = columns()
+    steps["loss"][400:] += 4
+    (spike,) = spikes(steps)
+    assert spike.severity == "warning" and spike.data["lasting"]
+    assert told(steps)["loss_spike"].severity == "warning"
+
+
+def test_the_worst_step_of_a_spike_is_its_peak():
+    steps = columns()
+    steps["loss"][400:404] = [5, 7, 9, 4]
+    finding = {each.rule: each for each in findings(FakeRun(steps))}["loss_spike"]
+    assert "the worst at step 402: loss 9" in finding.evidence and {400, 402} <= set(finding.steps)
+
+
+@pytest.mark.parametrize("kind", ["student t", "lognormal", "mixture", "short last batch", "warm restarts"])
+def test_noise_with_heavy_tails_is_no_alarm(kind: str):
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        step = np.arange(10_000)
+        lr = np.full(10_000, 1e-3)
+        falling = 2 + 2 / np.sqrt(1 + step / 100)
+        if kind == "student t":
+            loss = falling + 0.1 * random.standard_t(2, 10_000)
+        elif kind == "lognormal":
+            loss = falling * random.lognormal(0, 0.8, 10_000)
+        elif kind == "mixture":
+            loss = falling * np.where(random.random(10_000) < 0.02, 3.0, 1.0) + 0.05 * random.standard_normal(10_000)
+        elif kind == "short last batch":
+            loss = falling + 0.1 * random.standard_normal(10_000) * np.where(step % 250 == 249, 20.0, 1.0)
+        else:
+            lr = 1e-3 * (0.505 + 0.495 * np.cos(math.pi * (step % 1000) / 1000))
+            loss = 2 + 800 * lr + 0.05 * random.standard_normal(10_000)
+        run = FakeRun(columns(10_000, loss=loss, lr=lr))
+        alarms = [finding for finding in findings(run) if finding.severity != "info"]
+        assert alarms == [], (kind, seed)
+
+
+def test_spikes_that_take_a_while_are_a_warning_by_their_rate_and_not_by_their_number():
+    def rough(count: int) -> dict[str, np.ndarray]:
+        steps = columns(count)
+        for at in (200, 270, 420):
+            steps["loss"][at : at + 6] = 9
+        return steps
+
+    assert told(rough(600))["loss_spike"].severity == "warning"
+    assert told(rough(20_000))["loss_spike"].severity == "info"
+
+
+def test_spikes_at_regular_distances_are_the_rhythm_of_the_data():
+    steps = columns(3000)
+    for at in range(500, 3000, 250):
+        steps["loss"][at : at + 4] = 9
+    assert told(steps)["loss_spike"].severity == "info"
+
+
+def test_scalar_logs_and_old_logs_have_them_as_nothing_of_them_is_stored(tmp_path: Path):
+    record(tmp_path, range(300), {200: {"loss": 900.0}, **{step: {"loss": 2.0} for step in range(300) if step != 200}})
+    (run,) = tbnum.read(tmp_path).values()
+    assert [event.step for event in run.events if event.kind == "loss_spike"] == [200]
+    assert not run.raw_events
+
+
+def test_live_the_same_function_finds_them_as_the_steps_come():
+    steps = columns(1000)
+    for at in (150, 400, 401, 977):
+        steps["loss"][at] = 9
+    names = tuple(steps)
+    live, found = LiveExplainer({"first_step": 0}), []
+    for row in range(1000):
+        live.step(names, tuple(steps[name][row] for name in names))
+        if row % 64 == 63:
+            found += live.drained()
+    found += live.drained()
+    assert [(event.kind, event.step) for event in found] == [(event.kind, event.step) for event in spikes(steps)]
+    assert all(event.message for event in found)
+
+
+def test_on_event_hears_of_a_spike_and_the_recent_history_is_written_around_it(tmp_path: Path):
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    heard: list[Event] = []
+    torch.manual_seed(0)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=1000) as monitor:
+        monitor.on_event(heard.append)
+        for step in range(200):
+            optimizer.zero_grad()
+            loss = model(torch.randn(16, 4) * (100 if step == 150 else 1)).square().mean()
+            loss.backward()
+            monitor.log_loss(loss)
+            optimizer.step()
+    assert ("loss_spike", 150) in [(event.kind, event.step) for event in heard]
+    (run,) = tbnum.read(tmp_path).values()
+    assert 149 in run.tensors.steps_of("flight").tolist()
+
+
+# -- what led here -----------------------------------------------------------------------------------------------------
+
+
+def test_what_led_here_ranks_by_how_far_a_quantity_left_its_usual():
+    steps = columns()
+    steps["lr"][395] = 0.1
+    steps["grad_norm"][396:400] = 12.0
+    steps["loss"][400:404] = 9
+    led = what_led_here(FakeRun(steps), 400)
+    assert (led.step, led.first_step) == (400, 368)
+    assert [quantity.name for quantity in led.quantities[:2]] == ["lr", "grad_norm"]
+    lr = led.quantities[0]
+    assert (lr.at_step, lr.value, lr.usual) == (395, 0.1, pytest.approx(1e-3)) and len(lr.steps) == len(lr.values) == 32
+    json.dumps(dataclasses.asdict(led))
+
+
+def test_what_has_too_few_values_is_named_as_not_recorded_and_not_ranked():
+    steps = columns(clip_coef=np.full(600, NAN))
+    steps["param_norm"] = np.where(np.arange(600) % 50 == 0, 3.0, NAN)
+    steps["update_norm"] = 0.001 * steps["param_norm"]
+    led = what_led_here(FakeRun(steps), 400)
+    assert {"clip_coef", "update_ratio", "tensor_grad_norm"} <= set(led.not_recorded)
+    assert {quantity.name for quantity in led.quantities} == {"loss", "grad_norm", "lr"}
+
+
+def test_what_led_here_has_the_five_tensors_that_left_their_usual_furthest(tmp_path: Path):
+    from tbnum.log.tensors import TensorTable
+
+    names = tuple(f"blocks.{at}.weight" for at in range(9))
+    tables = []
+    for step in range(68, 100):
+        norms = np.ones(9)
+        norms[4] = 30.0 if step == 97 else 1.0
+        tables.append(TensorTable(step, names, {"grad_norm": norms}, None, "flight"))
+    record(tmp_path, range(120), tables=tables)
+    (run,) = tbnum.read(tmp_path).values()
+    tensors = [quantity for quantity in what_led_here(run, 100).quantities if quantity.tensor]
+    assert len(tensors) == 5
+    assert (tensors[0].tensor, tensors[0].at_step, tensors[0].value) == ("blocks.4.weight", 97, 30.0)
+
+
+@pytest.mark.parametrize("steps", [{}, columns(10)])
+def test_before_the_first_step_nothing_can_have_led(steps: dict[str, Any]):
+    with pytest.raises(ValueError, match="step is 0"):
+        what_led_here(FakeRun(steps), 0)
+
+
+def test_a_learning_rate_that_was_out_of_line_for_a_step_is_what_is_told():
+    steps = columns()
+    steps["lr"][395] = 0.1
+    steps["loss"][396:402] = 9
+    found = told(steps)
+    assert "rose from 0.001 to 0.1 at step 395" in found["loss_spike"].evidence
+    assert found["lr_outlier"].severity == "warning" and found["lr_outlier"].steps == (395,)
