@@ -25,6 +25,8 @@ from tbnum.log.columns import columns_named
 
 __all__ = ["loss_rose", "norm_level", "weights_vanish"]
 
+EARLY = 4
+"""Blocks of norms at the beginning of a run, where they may fall by any factor."""
 WINDOWS = 2000
 """Of a long run: then they lie further apart."""
 
@@ -182,7 +184,9 @@ def _new_level(norms: np.ndarray) -> tuple[int, float, float] | None:
         rises = after > before
         stays = (rest > before * LEVEL_TIMES / 2).all() if rises else (rest < before / LEVEL_TIMES * 2).all()
         steady = held.max() <= 1.5 * held.min()
-        if block < 1 or len(rest) * size < LEVEL_STEPS or not stays or not steady:
+        known = medians[: block + 1]  # a size that it had before is none that is new
+        seen = ((known > after / 2) & (known < after * 2)).any()
+        if seen or block < EARLY or len(rest) * size < LEVEL_STEPS or not stays or not steady:
             continue
         begin = (block + 1) * size - size // 2
         place = _edge(norms, begin, begin + 2 * size, before, after)

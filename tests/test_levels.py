@@ -1,0 +1,224 @@
+"""Faults that no single step shows: levels of the loss, of norms and of weights; learning rates; tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tbnum
+from tbnum.explain import findings
+from tbnum.log.schema import Event
+from tests.test_explain import FakeRun
+from tests.test_findings import columns, told
+
+COUNT = 4000
+STEP = np.arange(COUNT)
+NAN = math.nan
+
+
+def falling(seed: int = 0, noise: float = 0.1) -> np.ndarray:
+    return 2 + 2 / np.sqrt(1 + STEP / 50) + noise * np.random.default_rng(seed).standard_normal(COUNT)
+
+
+def since(step: int, over: float = 1.0) -> np.ndarray:
+    """From 0 to 1 over so many steps."""
+    return np.clip((STEP - step) / over, 0, 1)
+
+
+SHAPES: dict[str, np.ndarray] = {
+    "doubles over 200 steps": falling() * (1 + since(3000, 200)),
+    "doubles over 400 steps": falling() * (1 + since(2800, 400)),
+    "doubles over 800 steps": falling() * (1 + since(2500, 800)),
+    "doubles over 1600 steps": falling() * (1 + since(2000, 1600)),
+    "rises by 8 sigma, below 25 %": falling(noise=0.05) + 0.4 * since(2000),
+    "rises at once by a half": falling() * (1 + 0.5 * since(3500)),
+    "rises and comes half way back": falling() * (1 + since(2500, 100) - 0.5 * since(2700, 300)),
+    "rises to the end": falling() * (1 + 3 * since(1500, 2500)),
+    "rises below zero": falling() - 6 + 1.5 * since(2500, 200),
+    "rises in noise as large as itself": falling(noise=0.5) * (1 + since(2500, 500)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_loss_that_rises_and_stays_up_is_a_warning(shape: str):
+    found = told(columns(COUNT, loss=SHAPES[shape]))
+    assert found["loss_rose"].severity == "warning"
+    assert len(found["loss_rose"].steps) == 2
+
+
+HEALTHY: dict[str, np.ndarray] = {
+    "falls": falling(),
+    "has come to rest": 2 + 0.1 * np.random.default_rng(1).standard_normal(COUNT),
+    "rises for a while and comes back": falling() * (1 + since(2000, 100) - since(2500, 300)),
+    "goes up and down by itself": falling() * (1 + 0.3 * np.sin(STEP / 150)),
+    "is two sets of data by turns": falling() * np.where(np.random.default_rng(2).random(COUNT) < 0.5, 1.0, 2.0),
+    "is nearly zero": 1e-6 + 2 * np.exp(-STEP / 200) + 1e-7 * np.random.default_rng(3).standard_normal(COUNT),
+}
+
+
+@pytest.mark.parametrize("shape", HEALTHY)
+def test_a_loss_that_does_not_stay_up_is_none(shape: str):
+    found = told(columns(COUNT, loss=HEALTHY[shape]))
+    assert found.get("loss_rose") is None or found["loss_rose"].severity == "info"
+
+
+def test_a_rise_that_was_noted_by_the_user_is_an_information():
+    note = Event(2500, 0.0, "annotation", data={"text": "harder data"})
+    found = told(columns(COUNT, loss=falling() * (1 + 0.5 * since(2500))), [note])
+    assert found["loss_rose"].severity == "info"
+
+
+def test_a_learning_rate_that_went_back_up_as_before_explains_a_loss_that_is_higher():
+    lr = 1e-3 * (0.505 + 0.495 * np.cos(math.pi * (STEP % 1500) / 1500))
+    loss = 2 + 1500 * lr + 0.05 * np.random.default_rng(0).standard_normal(COUNT)
+    short = {name: values[:3500] for name, values in columns(COUNT, loss=loss, lr=lr).items()}
+    assert "loss_rose" not in told(short)
+
+
+def test_more_micro_batches_in_the_sum_are_no_rise():
+    counts = np.where(STEP < 2500, 1.0, 4.0)
+    assert "loss_rose" not in told(columns(COUNT, loss=falling() * counts, micro_batches=counts))
+
+
+# -- norms and weights -------------------------------------------------------------------------------------------------
+
+
+def norms(seed: int = 0) -> np.ndarray:
+    return np.exp(0.3 * np.random.default_rng(seed).standard_normal(COUNT))
+
+
+def test_gradients_of_another_size_for_good_are_seen_with_the_step():
+    found = told(columns(COUNT, grad_norm=norms() * np.where(STEP < 2345, 1.0, 8.0)))
+    assert found["norm_level"].severity == "warning"
+    assert abs(found["norm_level"].steps[-1] - 2345) <= 3
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [
+        np.ones(COUNT),
+        np.exp(STEP / COUNT * 4),  # a drift
+        np.where((STEP > 2000) & (STEP < 2300), 8.0, 1.0),  # for a while
+        np.where(STEP < 150, 20.0, 1.0),  # the beginning
+    ],
+)
+def test_norms_that_drift_or_come_back_are_no_new_level(factor: np.ndarray):
+    assert "norm_level" not in told(columns(COUNT, grad_norm=norms() * factor))
+
+
+def test_norms_that_change_with_the_learning_rate_are_its_doing():
+    lr = np.where(STEP < 2000, 1e-2, 1e-3)
+    assert "norm_level" not in told(columns(COUNT, grad_norm=norms() * np.where(STEP < 2000, 8.0, 1.0), lr=lr))
+
+
+def test_weights_that_vanish_are_told():
+    every = np.where(STEP % 50 == 0, 10 * np.exp(-STEP / 500), NAN)
+    found = told(columns(COUNT, param_norm=every))
+    assert found["weights_vanish"].severity == "warning"
+    steady = np.where(STEP % 50 == 0, 10 * np.exp(-STEP / 4000), NAN)
+    assert "weights_vanish" not in told(columns(COUNT, param_norm=steady))
+
+
+# -- learning rates ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lr", "there"),
+    [
+        (np.where(STEP < 2000, 1e-3, 0.0), True),
+        (np.where((STEP > 2000) & (STEP < 2100), 0.0, 1e-3), True),
+        (1e-3 * (1 - STEP / (COUNT - 1)), False),  # 0 at its last step
+        (np.where(STEP < 3, 0.0, 1e-3), False),
+    ],
+)
+def test_a_learning_rate_of_0_is_a_warning_where_it_lasts(lr: np.ndarray, there: bool):
+    assert ("lr_zero" in told(columns(COUNT, lr=lr))) == there
+
+
+@pytest.mark.parametrize(
+    "lr",
+    [
+        1e-3 * (0.505 + 0.495 * np.cos(math.pi * (STEP % 500) / 500)),  # warm restarts
+        np.where(STEP < 200, 1e-6 + 1e-3 * STEP / 200, 1e-3),  # a warm-up
+        1e-3 * np.where(STEP % 4 == 0, 10.0, 1.0),  # a schedule of that shape
+    ],
+)
+def test_schedules_have_no_outlier(lr: np.ndarray):
+    assert "lr_outlier" not in told(columns(COUNT, lr=lr))
+
+
+# -- tensors, of real runs ---------------------------------------------------------------------------------------------
+
+
+def trained(
+    folder: Path, model: torch.nn.Module, loss_of: Callable[[int], torch.Tensor], steps: int = 200, **settings: float
+) -> dict[str, str]:
+    """Findings by rule, with their severity."""
+    optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 1e-3, **settings})
+    with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=5) as monitor:
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = loss_of(step)
+            loss.backward()
+            monitor.log_loss(loss)
+            optimizer.step()
+    (run,) = tbnum.read(folder).values()
+    return {finding.rule: finding.severity for finding in run.findings}
+
+
+class Branches(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+
+def test_parameters_that_no_gradient_reaches_are_named(tmp_path: Path):
+    model = Branches()
+    found = trained(tmp_path, model, lambda step: (model.first(torch.randn(8, 4)) - 1).square().mean())
+    assert found["no_gradient"] == "warning"
+
+
+def test_parameters_that_require_no_gradient_are_meant(tmp_path: Path):
+    model = Branches()
+    model.second.requires_grad_(False)
+    found = trained(tmp_path, model, lambda step: (model.first(torch.randn(8, 4)) - 1).square().mean())
+    assert "no_gradient" not in found
+
+
+def test_experts_that_get_tokens_now_and_then_do_not_move_too_little(tmp_path: Path):
+    torch.manual_seed(0)
+    model = Branches()
+
+    def loss_of(step: int) -> torch.Tensor:
+        expert = model.second if step % 10 == 0 else model.first
+        return (expert(torch.randn(8, 4)) - torch.randn(8, 4)).square().mean()
+
+    assert "update_ratio_low" not in trained(tmp_path, model, loss_of)
+
+
+def test_a_hinge_loss_that_reached_0_leaves_no_tensor_dead(tmp_path: Path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    x = torch.randn(16, 4)
+    y = torch.sign(x[:, :1])
+    assert "dead_tensor" not in trained(tmp_path, model, lambda step: torch.relu(0.1 - y * model(x)).mean(), lr=0.05)
+
+
+def test_a_tensor_that_weight_decay_takes_away_is_told(tmp_path: Path):
+    model = Branches()
+
+    def loss_of(step: int) -> torch.Tensor:
+        return model.first(torch.randn(8, 4)).square().mean() + 1e-9 * model.second(torch.randn(8, 4)).mean()
+
+    found = trained(tmp_path, model, loss_of, 400, lr=1e-9, weight_decay=4e7)
+    assert {"tensors_vanish", "weights_vanish"} & set(found)
+
+
+def test_findings_of_all_these_runs_left_nothing_out():
+    for shape in SHAPES.values():
+        assert "findings_left_out" not in {finding.rule for finding in findings(FakeRun(columns(COUNT, loss=shape)))}
