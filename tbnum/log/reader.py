@@ -164,6 +164,24 @@ class Run:
                     self._histograms = Histograms(self._tables.sessions(self._chosen()))
             return self._histograms
 
+    def batch(self, step: int) -> np.ndarray | None:
+        """The ids (N,) int64 of the samples that a step was made of, in the order in which they were used.
+
+        None where they are not known: nobody followed or logged them, or they were not kept. Reads one record, 0.2 ms.
+        """
+        with self._loading():
+            files = self._chosen()
+            rows = self._joined.steps.views().get("step", np.empty(0, np.int64))
+            row = int(np.searchsorted(rows, step))
+            if row == len(rows) or rows[row] != step:
+                return None
+            for file, cut in zip(reversed(files), reversed(cuts([file.start for file in files])), strict=True):
+                if cut is None or step < cut:
+                    ids = file.batch(step)
+                    if ids is not None or (file.start is not None and file.start <= step):
+                        return ids
+            return None
+
     @property
     def meta(self) -> dict[str, Any]:
         """What the newest session (or the chosen one) told of itself, and besides

@@ -55,6 +55,7 @@ TAG_SESSION = "tbnum/session"  # JSON: what a session is and where it starts (`R
 TAG_SCHEMA = "tbnum/schema"  # JSON: names and stored types of the columns of the chunks that follow
 TAG_STEPS = "tbnum/steps"  # a chunk of steps: step after step, each a packed row of the columns, little-endian
 TAG_EVENT = "tbnum/event"  # JSON: one event
+TAG_BATCHES = "tbnum/batches"  # which samples some steps were made of; `tbnum.log.batches` has the payload
 TAG_DROPPED = "tbnum/dropped"  # JSON: how many records could not be written, and why
 
 # Tags in the second file of a session, `*.tensors.tbnum`. `tbnum.log.tensors` has the payloads.

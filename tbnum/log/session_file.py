@@ -6,19 +6,21 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tbnum.log.batches import decode_batches, steps_of_batches
 from tbnum.log.event_rows import as_rows, rows_of
-from tbnum.log.files import Place
+from tbnum.log.files import Place, open_raw
 from tbnum.log.folder import last_trailer
 from tbnum.log.followed import FollowedFile
 from tbnum.log.growing import GrowingColumns
 from tbnum.log.names import parse_name
-from tbnum.log.record_file import Record
+from tbnum.log.record_file import Record, data_at, decode
 from tbnum.log.rivals import Course
 from tbnum.log.schema import (
+    TAG_BATCHES,
     TAG_DROPPED,
     TAG_EVENT,
     TAG_SCHEMA,
@@ -37,6 +39,15 @@ __all__ = ["SessionFile"]
 _ROWS_AT_ONCE_BYTES = 1 << 18
 
 
+class _Batches(NamedTuple):
+    """Where the sample ids of some steps lie in the file."""
+
+    first_step: int
+    last_step: int
+    offset: int
+    length: int
+
+
 class _Part:
     """Steps and events that only go on. A session is one; in format 1, one that went back began another in its file."""
 
@@ -46,6 +57,7 @@ class _Part:
         self.start: int | None = None  # from where it supersedes what was before it; None: it took no step so far
         self.steps = GrowingColumns()
         self.events: list[Event] = []
+        self.batches: list[_Batches] = []
 
     def begins(self, step: int) -> None:
         """It took `step`: from now on it supersedes."""
@@ -113,6 +125,27 @@ class SessionFile(FollowedFile):
             if cut is None or event.step < cut
         ]
 
+    def batch(self, step: int) -> np.ndarray | None:
+        """The ids (N,) of the samples of a step, read again from the file; None where it does not have them."""
+        for part, cut in zip(reversed(self._parts), reversed(self._cuts()), strict=True):
+            if cut is not None and step >= cut:
+                continue
+            places = [place for place in reversed(part.batches) if place.first_step <= step <= place.last_step]
+            for place in places:
+                ids = self._batch_at(place, step)
+                if ids is not None:
+                    return ids
+        return None
+
+    def _batch_at(self, place: _Batches, step: int) -> np.ndarray | None:
+        try:
+            with open_raw(self.path) as opened:
+                (data,) = data_at(opened, [(place.offset, place.length)])
+            record = None if data is None else decode(data)
+            return None if record is None else dict(decode_batches(record.payload)).get(step)
+        except (OSError, ValueError):  # deleted or damaged since
+            return None
+
     @property
     def start(self) -> int | None:
         """The step from which it supersedes earlier sessions; None: it took no step so far."""
@@ -178,6 +211,11 @@ class SessionFile(FollowedFile):
             self._take_chunk(offset, record.payload, record.trailer)
         elif record.tag == TAG_EVENT:
             self._take_event(Event.from_facts(json.loads(record.payload)))
+        elif record.tag == TAG_BATCHES:
+            steps = steps_of_batches(record.payload)
+            if len(steps):
+                place = _Batches(int(steps[0]), int(steps[-1]), offset, len(data))
+                self._parts[-1].batches.append(place)
         elif record.tag == TAG_SESSION:
             self._take_session(json.loads(record.payload))
         elif record.tag == TAG_SCHEMA:

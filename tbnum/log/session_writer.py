@@ -7,12 +7,13 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tbnum.log.batches import Batch, encode_batches
 from tbnum.log.event_rows import STEP_KINDS, as_rows, rows_of
 from tbnum.log.json_text import event_text, session_text
 from tbnum.log.names import host_name
@@ -25,6 +26,7 @@ from tbnum.log.schema import (
     RECORD_SUFFIX,
     REPEAT_EVERY_BYTES,
     REWOUND,
+    TAG_BATCHES,
     TAG_DROPPED,
     TAG_EVENT,
     TAG_SCHEMA,
@@ -37,6 +39,8 @@ from tbnum.log.schema import (
 )
 
 __all__ = ["SessionWriter", "newest_stamp"]
+
+MAX_BATCH_IDS = 100_000  # in one record, some; a record stays far below MAX_RECORD_BYTES
 
 _EVENT_LENGTHS = (None, 400, 100, 25, 6, 0)  # to which an event's texts are shortened, until it fits
 
@@ -122,6 +126,16 @@ class SessionWriter:
             record = self._session_frames() + record
         if not self._append(record, lost=len(rows)):
             self._totals, self._early = before
+
+    def write_batches(self, batches: Sequence[Batch]) -> None:
+        """Writes the sample ids of some steps, whose rows are written already, as one record or several."""
+        while batches:
+            longest = max(1, MAX_BATCH_IDS // max(1, *(len(ids) for _, ids in batches)))
+            part, batches = batches[:longest], batches[longest:]
+            if self._ready(lost=len(part)):
+                step, trailer = part[0][0], self._totals.pack()
+                record = encode(TAG_BATCHES, encode_batches(part), trailer=trailer, step=step, wall_time=time.time())
+                self._append(frame(record), lost=len(part))
 
     def write_event(self, event: Event) -> None:
         """Writes the facts of `event` by one write of at most MAX_EVENT_BYTES."""

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from tbnum.alive import Alive
+from tbnum.log.batches import Batch
 from tbnum.log.lost import Lost
 from tbnum.log.record_file import trouble, way_out
 from tbnum.log.row_packer import RowPacker
@@ -39,6 +40,7 @@ _PENDING_BYTES = 24 << 20  # of rows not yet packed; with packed chunks, tables 
 _CALLS_AT_ONCE = 256  # waiting calls that wake the thread before its time
 _PENDING_CALLS = 4096
 _YOUNG = 40  # the first rows are written after this part of `flush_seconds`, the next after twice that, and so on
+MAX_PENDING_IDS = 2 << 20  # 16 MB
 
 
 class LogWriter:
@@ -131,6 +133,13 @@ class LogWriter:
         """Takes a table of histograms, as `write_tensors` takes one of statistics."""
         self._sink.write_table(table)
 
+    def write_batches(self, batches: Sequence[Batch]) -> None:
+        """Takes the sample ids of some steps, to be written in the background after the rows that are pending.
+
+        Their arrays must not be changed afterwards. Where `MAX_PENDING_IDS` wait, more are lost and counted.
+        """
+        self._sink.write_batches(batches)
+
     def update_meta(self, **changes: Any) -> None:
         """Writes the session record again, with `changes`, after the pending rows, on the calling thread.
 
@@ -180,6 +189,8 @@ class _Sink:
         self._folder = folder
         self._rank = rank
         self._asked_chunk_steps = chunk_steps
+        self._batches: list[Batch] = []
+        self._batch_ids = 0  # in them
         self._calls: deque[Callable[[], None]] = deque()
         # Wakes the thread: _WAKE, _STOP, or an Event to be set when all is written. Safe in signal handlers.
         self._inbox: queue.SimpleQueue[threading.Event | object] = queue.SimpleQueue()
@@ -277,6 +288,17 @@ class _Sink:
         if self.tensors.give(table):
             self._nudge()
 
+    def write_batches(self, batches: Sequence[Batch]) -> None:
+        if not self._active:
+            return
+        self.lost.say()
+        count = sum(len(ids) for _, ids in batches)
+        if self._batch_ids + count > MAX_PENDING_IDS:
+            self.lost.count("writing too slow", len(batches))
+            return
+        self._batch_ids += count
+        self._batches.extend(batches)
+
     def submit(self, call: Callable[[], None]) -> bool:
         if not self._active:
             return False
@@ -369,7 +391,17 @@ class _Sink:
                     self._write_rows(batch)
                 except Exception as error:
                     self.lost.count(f"steps not writable ({type(error).__name__})", len(batch))
+            self._write_batches()
             self._report_dropped()
+
+    def _write_batches(self) -> None:
+        """The sample ids that wait, after the rows of their steps."""
+        batches, self._batches, self._batch_ids = self._batches, [], 0
+        try:
+            if batches:
+                self.session.write_batches(batches)
+        except Exception as error:
+            self.lost.count(f"sample ids not writable ({type(error).__name__})", len(batches))
 
     def end(self) -> None:
         """Writes what is pending and that the session ended, and closes the files; once."""
