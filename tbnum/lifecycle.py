@@ -7,6 +7,7 @@ of the old one, an exception that was shown, or the object that trained still re
 from __future__ import annotations
 
 import atexit
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ open_monitors: Alive[Monitor] = Alive()
 @atexit.register  # before the log closes itself: finalizers were registered earlier, and run later
 def _at_exit() -> None:
     for monitor in open_monitors:
-        monitor._at_exit()
+        with contextlib.suppress(Exception):  # of one is no reason to lose what the others still hold
+            monitor._at_exit()
 
 
 def already_wrapped(

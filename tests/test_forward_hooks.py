@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +272,28 @@ def test_an_average_made_right_after_a_skip_and_a_checkpoint_are_as_without_tbnu
             checkpoints.append((saved(model), saved(copy.deepcopy(model))))
     monitor.close()
     assert checkpoints[:3] == checkpoints[3:]
+
+
+class Lazy(Mapping[str, Any]):
+    """What a module is given may be somebody's own mapping, which is not to be looked into yet."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise RuntimeError("not loaded")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["x"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Ignores(nn.Module):
+    def forward(self, x: Tensor, given: Lazy) -> Tensor:
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:tbnum could not watch a module")
+def test_what_raises_when_it_is_looked_into_passes_a_watched_module_as_any_other() -> None:
+    model = Ignores()
+    with watching(model):
+        model(torch.ones(1), Lazy())

@@ -292,3 +292,24 @@ def test_what_only_a_partial_or_a_bound_method_holds_is_told_from_what_nobody_do
     found = use_of(wanted)
     assert found is not None and found.variable in ("step", "wanted") and target == id(wanted[0])
     assert functools.partial(step) is not None
+
+
+def test_objects_of_others_are_looked_at_without_running_their_code(tmp_path: Path) -> None:
+    from tbnum.observe.variables import use_of
+
+    class Proxy:
+        """Raises wherever it is asked for something, as one does outside of its context."""
+
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("outside of its context")
+
+    class Endless(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            raise RuntimeError("not to be walked")
+
+    optimizer = Loop().optimizer
+    held, proxy = Endless([optimizer]), Proxy()
+    wanted = {"object": optimizer}
+    del optimizer
+    assert use_of(list(wanted.values())).variable in ("held", "wanted")  # type: ignore[union-attr]
+    assert len(held) == 1 and type(proxy) is Proxy

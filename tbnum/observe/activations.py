@@ -8,13 +8,14 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tbnum.measure.extremes import readable
-from tbnum.observe.module_calls import Call
+from tbnum.observe.module_calls import Call, tensors_in
 from tbnum.observe.module_watch import ModuleWatch
 from tbnum.observe.transfer import Transfer
 from tbnum.observe.watcher import harmless
@@ -89,12 +90,12 @@ class ActivationWatch(ModuleWatch):
             found.append(Activations(step, self.names, _combined(len(self.names), seen, transfer.arrays())))
         return found
 
-    def _called(self, call: Call, inputs: list[Tensor]) -> None:
+    def _called(self, call: Call, inputs: Any) -> None:
         pass
 
     @harmless
-    def _returned(self, call: Call, outputs: list[Tensor]) -> None:
-        for tensor in outputs:
+    def _returned(self, call: Call, outputs: Any) -> None:
+        for tensor in tensors_in(outputs):
             if call.counts:
                 self._measure(_label(call.module, "output"), tensor)
             self._on_gradient(tensor, functools.partial(self._measure, _label(call.module, "gradient")))

@@ -54,13 +54,12 @@ class Call:
 class ModuleHooks:
     """Reports the calls of some modules, from `attach` to `detach`.
 
-    `before(call, tensors)` with what the module is given and `after(call, tensors)` with what it returned, once the
-    module's own hooks have run. Copies, pickles, scripts and exports of a module that are made meanwhile have no hook.
+    `before(call, given)` with the arguments of the module and `after(call, returned)` with what it returned, once the
+    module's own hooks have run; `tensors_in` finds the tensors there. Copies, pickles, scripts and exports of a module
+    that are made meanwhile have no hook.
     """
 
-    def __init__(
-        self, before: Callable[[Call, list[Tensor]], None], after: Callable[[Call, list[Tensor]], None]
-    ) -> None:
+    def __init__(self, before: Callable[[Call, Any], None], after: Callable[[Call, Any], None]) -> None:
         self._before = before
         self._after = after
         self._removals: list[Callable[[], None]] = []
@@ -90,7 +89,7 @@ class ModuleHooks:
             stack.pop()  # a recomputation stops in the middle once it has what the backward needs
         call = Call(name, stack[-1] if stack else None, graph_task, module.training or torch.is_grad_enabled())
         stack.append(call)
-        self._before(call, list(tensors_in((args, kwargs))))
+        self._before(call, (args, kwargs))
 
     def _returned(self, module: nn.Module, name: str, args: Any, output: Any) -> None:
         stack = self._stack()
@@ -99,7 +98,7 @@ class ModuleHooks:
         call = stack.pop()
         while call.module != name:
             call = stack.pop()  # an exception that the model caught has left it
-        self._after(call, list(tensors_in(output)))
+        self._after(call, output)
 
 
 class _Hook:

@@ -41,10 +41,10 @@ class ModuleWatch(Watcher):
             handle.remove()  # a module may return a parameter, which outlives the step
         self._tensor_hooks = []
 
-    def _called(self, call: Call, inputs: list[Tensor]) -> None:
+    def _called(self, call: Call, inputs: Any) -> None:
         raise NotImplementedError
 
-    def _returned(self, call: Call, outputs: list[Tensor]) -> None:
+    def _returned(self, call: Call, outputs: Any) -> None:
         raise NotImplementedError
 
     def _on_gradient(self, tensor: Tensor, tell: Callable[[Tensor], None]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tbnum.observe.module_calls import Call, ModuleHooks
+from tbnum.observe.module_calls import Call, ModuleHooks, tensors_in
 from tbnum.observe.names import named_modules
 from tbnum.observe.nonfinite import Nonfinite, Operations, look_at
 
@@ -148,10 +148,10 @@ class WatchedRun:
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def _called(self, call: Call, tensors: list[Tensor]) -> None:
+    def _called(self, call: Call, given: Any) -> None:
         number = self._calls[call.module] = self._calls.get(call.module, 0) + (call.graph_task == -1)
         inputs = self._inputs[call] = _Inputs(torch._C._autograd._get_sequence_nr(), (call.module, number))
-        for tensor in tensors:
+        for tensor in tensors_in(given):
             seen = self._pass(call, "input", tensor)
             inputs.finite &= not isinstance(seen, Nonfinite)
             if isinstance(seen, float):
@@ -160,9 +160,10 @@ class WatchedRun:
             self._operations = (call, Operations())
             self._operations[1].__enter__()
 
-    def _returned(self, call: Call, tensors: list[Tensor]) -> None:
+    def _returned(self, call: Call, returned: Any) -> None:
         if self._operations is not None and self._operations[0] is call:
             self._leave_operations()
+        tensors = list(tensors_in(returned))
         for tensor in tensors:
             self._pass(call, "output", tensor)
         self._own(call, tensors)

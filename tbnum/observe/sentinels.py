@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tbnum.measure.extremes import extremes, limit_of, readable
-from tbnum.observe.module_calls import Call
+from tbnum.observe.module_calls import Call, tensors_in
 from tbnum.observe.module_watch import ModuleWatch
 from tbnum.observe.transfer import Transfer
 from tbnum.observe.watcher import harmless
@@ -137,15 +137,15 @@ class Sentinels(ModuleWatch):
         return reports
 
     @harmless
-    def _called(self, call: Call, inputs: list[Tensor]) -> None:
+    def _called(self, call: Call, inputs: Any) -> None:
         self._watch(call, "input", inputs)
 
     @harmless
-    def _returned(self, call: Call, outputs: list[Tensor]) -> None:
+    def _returned(self, call: Call, outputs: Any) -> None:
         self._watch(call, "output", outputs)
 
-    def _watch(self, call: Call, place: Place, tensors: list[Tensor]) -> None:
-        for tensor in tensors:
+    def _watch(self, call: Call, place: Place, values: Any) -> None:
+        for tensor in tensors_in(values):
             takes_gradient = tensor.requires_grad
             if call.counts:
                 self._see(call, place, False, None, not takes_gradient, tensor)

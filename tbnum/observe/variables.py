@@ -90,39 +90,54 @@ class _Search:
             each, depth, how = to_visit.pop(0)
             if id(each) in self._wanted:
                 return how
-            if id(each) in seen or depth == _DEPTH or isinstance(each, (str, bytes, int, float, Tensor, type)):
+            if id(each) in seen or depth == _DEPTH or _is_a(each, (str, bytes, int, float, Tensor, type)):
                 continue
             seen.add(id(each))
             self._left -= 1
-            if isinstance(each, (list, tuple, set, frozenset)):
-                to_visit += [(part, depth + 1, how) for part in list(each)]
-            elif isinstance(each, dict):
-                to_visit += [(part, depth + 1, how) for part in list(each.values())]
-            else:
-                to_visit += [(part, depth + 1, "indirectly") for part in _parts(each)]
+            inside = _members(each)
+            if inside is None:
+                inside, how = _parts(each), "indirectly"
+            to_visit += [(part, depth + 1, how) for part in inside]
         return None
 
 
-def _parts(owner: object) -> list[Any]:
+# Objects of others are looked at, and none of their code runs: a proxy, say, may raise where it is asked for its class.
+
+
+def _is_a(value: object, classes: tuple[type, ...]) -> bool:
+    return issubclass(type(value), classes)
+
+
+def _members(container: Any) -> list[Any] | None:
+    """Of a list, tuple, set or dictionary; None of another object."""
+    for cls, members in ((list, list.__iter__), (tuple, tuple.__iter__), (dict, dict.values)):
+        if _is_a(container, (cls,)):
+            return list(members(container))
+    return list(set(container)) if type(container) in (set, frozenset) else None
+
+
+def _parts(owner: Any) -> list[Any]:
     """What code can use by holding `owner`: attributes of its own, and variables of a function or generator."""
-    if isinstance(owner, MethodType):
+    if _is_a(owner, (MethodType,)):
         return [owner.__self__, owner.__func__]
-    if isinstance(owner, FunctionType):
+    if _is_a(owner, (FunctionType,)):
         cells = [cell for cell in owner.__closure__ or () if _is_filled(cell)]
         return [cell.cell_contents for cell in cells] + list(owner.__defaults__ or ())
-    if isinstance(owner, GeneratorType):
+    if _is_a(owner, (GeneratorType,)):
         return [] if owner.gi_frame is None else list(owner.gi_frame.f_locals.values())
     module = type(owner).__module__.partition(".")[0]
-    if isinstance(owner, ModuleType) or module in ("tbnum", *_MACHINERY) or _is_scheduler(owner):
+    if _is_a(owner, (ModuleType,)) or module in ("tbnum", *_MACHINERY) or _is_scheduler(owner):
         return []
-    attributes = getattr(owner, "__dict__", None)
-    return list(attributes.values()) if isinstance(attributes, dict) else []
+    try:
+        return list(object.__getattribute__(owner, "__dict__").values())
+    except AttributeError:  # it has slots, or is written in C
+        return []
 
 
 def _is_scheduler(owner: object) -> bool:
     """Sets the learning rate of an optimizer, which it does not step: torch's, or one of a library."""
     named = any("scheduler" in cls.__name__.lower() for cls in type(owner).__mro__)
-    return named or isinstance(owner, torch.optim.lr_scheduler.LRScheduler)
+    return named or _is_a(owner, (torch.optim.lr_scheduler.LRScheduler,))
 
 
 def _is_filled(cell: Any) -> bool:
