@@ -1,0 +1,75 @@
+"""Which sample ids go to the log: all of small steps; of large ones those around events, and of the last steps."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from tbnum.log.batches import Batch, batch_hash
+from tbnum.log.writer import LogWriter
+
+__all__ = ["KeptIds"]
+
+IDS_A_STEP = 64
+"""Up to so many ids a step, all are kept: 64 of 16 bits take as much as the step's other columns."""
+
+STEPS_AROUND = 32
+"""Steps before an event, and last ones of a run, whose ids are kept however many they are: as of gradient norms."""
+
+STEPS_AFTER = 4
+
+WRITTEN_TOGETHER = 256
+"""Steps whose ids are handed to the log at once."""
+
+
+class KeptIds:
+    """Takes the ids of each step, in order. 10 us a step; nothing is written on the calling thread."""
+
+    def __init__(self, log: LogWriter, *, keep_all: bool) -> None:
+        self._log = log
+        self._keep_all = keep_all
+        self._due: list[Batch] = []
+        self._recent: deque[Batch] = deque(maxlen=STEPS_AROUND)  # large ones that may still be of interest
+        self._after = 0  # large steps that follow an event, to come
+
+    def step(self, step: int, ids: np.ndarray | None) -> int:
+        """The hash of the ids (N,) of a step, for its row; 0 where they are unknown."""
+        if ids is None:
+            self._after = max(0, self._after - 1)
+            return 0
+        if self._keep_all or len(ids) <= IDS_A_STEP or self._after:
+            self._due.append((step, ids))
+            self._after = max(0, self._after - 1)
+            if len(self._due) >= WRITTEN_TOGETHER:
+                self.write()
+        else:
+            self._recent.append((step, ids))
+        return batch_hash(ids)
+
+    def event(self) -> None:
+        """Something happened at the last step that was given: the ids of the steps around it are kept."""
+        self._keep_recent()
+        self._after = STEPS_AFTER
+
+    def went_back(self) -> None:
+        """The run goes on from an earlier step: what is due was written before, what is recent is superseded."""
+        self.write()
+        self._recent.clear()
+        self._after = 0
+
+    def write(self) -> None:
+        """Hands what is due to the log."""
+        if self._due:
+            self._log.write_batches(self._due)
+            self._due = []
+
+    def close(self) -> None:
+        """The last steps are kept."""
+        self._keep_recent()
+        self.write()
+
+    def _keep_recent(self) -> None:
+        self._due += self._recent
+        self._due.sort(key=lambda batch: batch[0])
+        self._recent.clear()
