@@ -19,9 +19,6 @@ STEPS_AROUND = 32
 
 STEPS_AFTER = 4
 
-WRITTEN_TOGETHER = 256
-"""Steps whose ids are handed to the log at once."""
-
 
 class KeptIds:
     """Takes the ids of each step, in order. 10 us a step; nothing is written on the calling thread."""
@@ -29,47 +26,32 @@ class KeptIds:
     def __init__(self, log: LogWriter, *, keep_all: bool) -> None:
         self._log = log
         self._keep_all = keep_all
-        self._due: list[Batch] = []
         self._recent: deque[Batch] = deque(maxlen=STEPS_AROUND)  # large ones that may still be of interest
         self._after = 0  # large steps that follow an event, to come
 
     def step(self, step: int, ids: np.ndarray | None) -> int:
         """The hash of the ids (N,) of a step, for its row; 0 where they are unknown."""
+        follows_an_event, self._after = self._after > 0, max(0, self._after - 1)
         if ids is None:
-            self._after = max(0, self._after - 1)
             return 0
-        if self._keep_all or len(ids) <= IDS_A_STEP or self._after:
-            self._due.append((step, ids))
-            self._after = max(0, self._after - 1)
-            if len(self._due) >= WRITTEN_TOGETHER:
-                self.write()
+        if self._keep_all or follows_an_event or len(ids) <= IDS_A_STEP:
+            self._log.write_batches([(step, ids)])
         else:
             self._recent.append((step, ids))
         return batch_hash(ids)
 
     def event(self) -> None:
         """Something happened at the last step that was given: the ids of the steps around it are kept."""
-        self._keep_recent()
+        self.keep_recent()
         self._after = STEPS_AFTER
 
     def went_back(self) -> None:
-        """The run goes on from an earlier step: what is due was written before, what is recent is superseded."""
-        self.write()
+        """The run goes on from an earlier step, or in another file: what is recent is superseded."""
         self._recent.clear()
         self._after = 0
 
-    def write(self) -> None:
-        """Hands what is due to the log."""
-        if self._due:
-            self._log.write_batches(self._due)
-            self._due = []
-
-    def close(self) -> None:
-        """The last steps are kept."""
-        self._keep_recent()
-        self.write()
-
-    def _keep_recent(self) -> None:
-        self._due += self._recent
-        self._due.sort(key=lambda batch: batch[0])
-        self._recent.clear()
+    def keep_recent(self) -> None:
+        """Hands the ids of the last steps to the log: at the end of a run, too."""
+        if self._recent:
+            self._log.write_batches(list(self._recent))
+            self._recent.clear()

@@ -27,7 +27,7 @@ def kept(folder: Path, sizes: Sequence[int], events: Sequence[int] = (), *, keep
         if step in events:
             ids.event()
     append(log, range(len(sizes)))
-    ids.close()
+    ids.keep_recent()
     log.close()
     (run,) = tbnum.read(folder).values()
     found: dict[int, Any] = {step: run.batch(step) for step in range(len(sizes))}
@@ -72,7 +72,7 @@ def test_what_is_superseded_before_it_was_written_is_left_out(tmp_path: Path) ->
     ids.went_back()
     ids.step(5, ids_of(50, 100))
     append(log, range(6))
-    ids.close()
+    ids.keep_recent()
     log.close()
     (run,) = tbnum.read(tmp_path).values()
     assert [run.batch(step) is not None for step in range(6)] == [False] * 5 + [True]
