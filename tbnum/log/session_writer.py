@@ -129,6 +129,7 @@ class SessionWriter:
 
     def write_batches(self, batches: Sequence[Batch]) -> None:
         """Writes the sample ids of some steps, whose rows are written already, as one record or several."""
+        batches = sorted(batches, key=lambda batch: batch[0])
         while batches:
             longest = max(1, MAX_BATCH_IDS // max(1, *(len(ids) for _, ids in batches)))
             part, batches = batches[:longest], batches[longest:]
