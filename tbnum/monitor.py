@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.lifecycle import already_wrapped, open_monitors
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
+from tbnum.measure.norms import combine, norms_of
 from tbnum.observe.activations import ActivationWatch
 from tbnum.observe.backward import observe_backward
 from tbnum.observe.caller import users_place, warn
@@ -445,6 +447,11 @@ class Monitor:
         several = len(self._observer.optimizers()) > 1
         optimizers = [_now(each, name if several else None) for name, each in self._observer.optimizers().items()]
         if state is None:
+            if not any(each.has_state for each in optimizers):  # perhaps the model alone was loaded
+                owners = self._observer.optimizers().values()
+                optimizers = [
+                    replace(now, param_norm=_param_norm(each)) for now, each in zip(optimizers, owners, strict=True)
+                ]
             step, how = starting_step(past, optimizers)
             if how == "fresh":
                 self._recorder.look_for_a_repeat_of(past)
@@ -561,6 +568,14 @@ def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:
         stateless=type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups),
         lr=[math.nan if group.get("lr") is None else float(group["lr"]) for group in optimizer.param_groups],
     )
+
+
+def _param_norm(optimizer: torch.optim.Optimizer) -> float:
+    """One pass over the parameters, and a wait for the device. NaN where a tensor is sharded."""
+    parameters = [parameter.detach() for parameter in parameters_of(optimizer)]
+    if any(hasattr(parameter, "placements") for parameter in parameters):
+        return math.nan
+    return combine(norm for norms in norms_of(parameters) for norm in norms.norms.tolist())
 
 
 def _crash(error: BaseException) -> dict[str, Any]:

@@ -222,3 +222,27 @@ def test_a_tensor_that_weight_decay_takes_away_is_told(tmp_path: Path):
 def test_findings_of_all_these_runs_left_nothing_out():
     for shape in SHAPES.values():
         assert "findings_left_out" not in {finding.rule for finding in findings(FakeRun(columns(COUNT, loss=shape)))}
+
+
+def test_a_session_whose_model_was_loaded_and_whose_optimizer_was_not_goes_on_and_says_what_it_lost(tmp_path: Path):
+    def session(model: torch.nn.Module, steps: int) -> None:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=5) as monitor:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                loss = (model(torch.randn(32, 8)) - 3).square().mean()
+                loss.backward()
+                monitor.log_loss(loss)
+                optimizer.step()
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    session(model, 200)
+    session(model, 50)
+    (run,) = tbnum.read(tmp_path).values()
+    assert len(run.steps["step"]) == 250
+    lost = next(event for event in run.events if event.kind == "optimizer_state_lost")
+    assert (lost.step, lost.severity) == (200, "warning")
+    session(torch.nn.Linear(8, 8), 30)  # a new model is a new beginning
+    (run,) = tbnum.read(tmp_path).values()
+    assert len(run.steps["step"]) == 30

@@ -147,12 +147,13 @@ def _resume(seen: Occurrence) -> str:
         "steps": "; what was logged from there on before is superseded.",
         "framework": ", as the framework counts its steps.",
         "counted": ", as the optimizer's own count of updates tells.",
+        "weights": ", the first that is not in the log: its parameters have been trained, its optimizer is new.",
         "unknown": ", the first that is not in the log: from which step its checkpoint was, nothing tells.",
     }.get(seen.facts.how, ".")
 
 
 def _resume_remedy(seen: Occurrence) -> str:
-    if seen.facts.how != "unknown":
+    if seen.facts.how not in ("unknown", "weights"):
         return NOTHING
     return "Keep monitor.state_dict() in the checkpoint, and give it to monitor.load_state_dict() before going on."
 

@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 
 from tbnum.explain.record import Record
+from tbnum.log.columns import StepColumn
 
 __all__ = ["OptimizerNow", "lost_state", "starting_step"]
+
+MOVED = 0.05
+"""Share by which the norm of parameters has to have moved in training to tell them from new ones, which differ among
+each other by a percent; and share of that way within which a norm is one that was measured."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class OptimizerNow:
     updates: int | None  # how often it has stepped, by its own counter; None where it keeps none
     stateless: bool  # plain SGD: there is nothing that a checkpoint could have kept
     lr: Sequence[float]  # of each group
+    param_norm: float = math.nan  # of its parameters; measured where it has no state, and a record goes before
 
 
 def starting_step(past: Record, optimizers: Sequence[OptimizerNow]) -> tuple[int, str]:
@@ -30,12 +36,14 @@ def starting_step(past: Record, optimizers: Sequence[OptimizerNow]) -> tuple[int
 
     "fresh": the optimizers have not stepped, so this is a new beginning. "counted": by the optimizer's own counter of
     updates, held against the steps of the record that were not skipped. "unknown": it has stepped, but the record
-    cannot tell how often; then the session goes on after the last step that was recorded.
+    cannot tell how often; then the session goes on after the last step that was recorded. "weights": likewise, for the
+    optimizers have not stepped, but the norm of their parameters is that of parameters that the record saw trained.
     """
-    if not any(each.has_state for each in optimizers):
-        return 0, "fresh"
     recorded = past.steps.get("step", np.empty(0, np.int64))
     after_the_last = int(recorded[-1]) + 1 if len(recorded) else 0
+    if not any(each.has_state for each in optimizers):
+        trained = all(_is_trained(past, each) for each in optimizers)
+        return (after_the_last, "weights") if trained else (0, "fresh")
     for each in optimizers:
         if each.updates is None:
             continue
@@ -43,6 +51,23 @@ def starting_step(past: Record, optimizers: Sequence[OptimizerNow]) -> tuple[int
         if taken is not None and each.updates <= taken[-1]:
             return int(np.searchsorted(taken, each.updates)), "counted"
     return after_the_last, "unknown"
+
+
+def _is_trained(past: Record, optimizer: OptimizerNow) -> bool:
+    """Whether the parameters have a norm that the record measured late in training, and not that of its beginning.
+
+    Parameters that are drawn again have nearly the norm of those that were drawn before.
+    """
+    norms = past.steps.get(StepColumn(optimizer.name, "param_norm").full, np.empty(0))
+    norms = norms[np.isfinite(norms)]
+    if len(norms) < 2 or not optimizer.param_norm > 0:
+        return False
+    moved = abs(float(norms[-1] - norms[0]))
+    if moved < MOVED * float(norms[0]):
+        return False  # too little to tell
+    late = norms[len(norms) // 2 :]
+    nearest = float(np.abs(late - optimizer.param_norm).min())
+    return nearest < MOVED * moved and abs(optimizer.param_norm - float(norms[0])) > moved / 2
 
 
 def lost_state(
