@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import inspect
 import json
 import numbers
 import os
@@ -10,11 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tbnum.caller import warn
 from tbnum.log.schema import OPTIMIZER_COLUMNS, SHARD_COLUMNS, SHARED_COLUMNS
 from tbnum.observe.gradients import parameters_of
 from tbnum.unwrapping import optimizer_inside, scaler_inside
@@ -23,6 +27,7 @@ __all__ = [
     "check_intervals",
     "check_loss_name",
     "check_max_tensor_bytes",
+    "check_no_unknown",
     "check_optimizer_name",
     "checked_config",
     "checked_folder",
@@ -34,6 +39,7 @@ __all__ = [
 ]
 
 _COLUMN_NAMES = {column.name for column in SHARED_COLUMNS + OPTIMIZER_COLUMNS + SHARD_COLUMNS} | {"step_hash"}
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/|.*://")  # a Path of one has a single slash; one letter is a drive's
 
 
@@ -123,7 +129,38 @@ def checked_config(config: Any) -> dict[str, Any]:
         json.dumps(dict(config), default=lambda other: None, skipkeys=True)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"config holds itself somewhere ({error}); give values that JSON can hold.") from error
-    return dict(config)
+    return {key: _kept(value, f"config[{key!r}]") for key, value in config.items()}
+
+
+def _kept(value: Any, where: str) -> Any:
+    """As it goes to the log. An address in it would make each run one of its own kind: it is left out."""
+    if isinstance(value, Mapping):
+        return {key: _kept(inner, f"{where}[{key!r}]") for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_kept(inner, f"{where}[{place}]") for place, inner in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "tolist"):
+        return value
+    try:
+        text = str(value)
+    except Exception:  # whatever a class of the user's raises; the log says that the value could not be kept
+        return value
+    without = getattr(value, "__qualname__", text) if isinstance(value, FunctionType) else _ADDRESS.sub("", text)
+    if without == text:
+        return value
+    warn(
+        f"{where} is a {type(value).__name__}, of which the log keeps only the text {without!r:.80}: runs that differ "
+        "in it look alike. Give numbers, texts, lists and mappings of them."
+    )
+    return without
+
+
+def check_no_unknown(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Of arguments that `function` does not have: the nearest that it has."""
+    names = [name for name, each in inspect.signature(function).parameters.items() if each.kind is not each.VAR_KEYWORD]
+    for name, value in given.items():
+        near = difflib.get_close_matches(name, names, 1, 0.7)
+        hint = f"did you mean {near[0]}={value!r:.80}?" if near else f"it takes {', '.join(names)}."
+        raise TypeError(f"{function.__name__}() has no argument {name!r}; {hint}")
 
 
 def check_max_tensor_bytes(given: Any) -> None:

@@ -21,9 +21,22 @@ from tbnum.observe.variables import Use, use_of
 if TYPE_CHECKING:
     from tbnum.monitor import Monitor
 
-__all__ = ["already_wrapped", "open_monitors"]
+__all__ = ["already_wrapped", "is_over", "open_monitors"]
 
 open_monitors: Alive[Monitor] = Alive()
+
+
+def is_over(monitor: Monitor, call: str) -> bool:
+    """Whether nothing more is recorded, of which the first such call warns."""
+    if monitor in open_monitors:
+        return False
+    if call not in monitor._calls_after_close:
+        monitor._calls_after_close.add(call)
+        warn(
+            f"{call} came after close(): the monitor that recorded to {str(monitor.logdir)!r} records nothing more. "
+            "Call it before close() (or inside the `with` block), or tbnum.wrap() the objects again."
+        )
+    return True
 
 
 @atexit.register  # before the log closes itself: finalizers were registered earlier, and run later

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from tbnum._version import __version__
 from tbnum.arguments import (
     check_intervals,
     check_max_tensor_bytes,
+    check_no_unknown,
     checked_config,
     checked_folder,
     checked_modules,
@@ -33,7 +34,7 @@ from tbnum.explain import explain_run
 from tbnum.explain.facts import Known
 from tbnum.explain.kinds import explained_event
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
-from tbnum.lifecycle import already_wrapped, open_monitors
+from tbnum.lifecycle import already_wrapped, is_over, open_monitors
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
 from tbnum.measure.norms import combine, norms_of
@@ -81,6 +82,7 @@ def wrap(
     max_tensor_bytes: int = 256_000_000,
     config: Mapping[str, Any] | None = None,
     verbose: bool | None = None,
+    **unknown: NoReturn,
 ) -> Monitor:
     """Record every step of a training loop; the loop stays as it is.
 
@@ -122,6 +124,8 @@ def wrap(
             below 1; a name that is a column's or has a "/" in it.
         OSError: the folder cannot be written to.
     """
+    if unknown:
+        check_no_unknown(wrap, unknown)
     optimizers = checked_optimizers(optimizer)
     its_scaler = checked_scaler(scaler)
     modules = checked_modules(model, optimizers)
@@ -228,6 +232,8 @@ class Monitor:
         self._coverage = Coverage(modules, optimizers.values())
         self._uncovered: dict[str, Any] | None = None  # not in the record yet: only a step knows where a session begins
         self._look_at_coverage()
+        self._calls_after_close: set[str] = set()
+        self._has_summed = False
         open_monitors.add(self)
 
     def __repr__(self) -> str:
@@ -273,8 +279,16 @@ class Monitor:
         Raises:
             TypeError: `loss` is neither a tensor nor a number.
         """
+        if is_over(self, "log_loss()"):
+            return
         if isinstance(loss, Tensor) and not loss.is_complex():
             loss = loss.detach()
+            if loss.numel() != 1 and not self._has_summed:
+                self._has_summed = True
+                warn(
+                    f"log_loss() got a tensor of shape {tuple(loss.shape)}, whose elements are summed. Give "
+                    "loss.mean() or loss.sum(), whichever the curve is to show."
+                )
             self._observer.loss_logged(hold(loss if loss.numel() == 1 else loss.double().sum()))
         elif isinstance(loss, (int, float, np.number)) or (isinstance(loss, np.ndarray) and loss.size == 1):
             self._observer.loss_logged(float(loss))
@@ -352,6 +366,8 @@ class Monitor:
 
     def annotate(self, text: str, **data: Any) -> None:
         """A note at the current step, shown in the panel. `data` is kept with it, as JSON can hold it."""
+        if is_over(self, "annotate()"):
+            return
         self._observer.sight("annotation", {**data, "text": str(text)})
 
     def on_event(self, callback: Callable[[Event], None]) -> None:
@@ -365,7 +381,8 @@ class Monitor:
         """
         if not callable(callback):
             raise TypeError(f"on_event() takes a function of one event, not {callback!r}.")
-        self._recorder.callbacks.add(callback)
+        if not is_over(self, "on_event()"):
+            self._recorder.callbacks.add(callback)
 
     def on_scalars(self, callback: Callable[[int, dict[str, float], float], None]) -> None:
         """Call `callback(step, values, wall_time)` with what TensorBoard's own dashboards get, every `scalar_interval`.
@@ -517,6 +534,8 @@ class Monitor:
                 f"this is no state of a tbnum monitor that tbnum {__version__} can read (version {version!r}, "
                 f"expected {_STATE_VERSION}): pass what monitor.state_dict() gave, or leave it out to start at step 0."
             )
+        if is_over(self, "load_state_dict()"):
+            return
         self._observer.next_step = state["step"]
         self._state = dict(state)
         self._recorder.resumed(state["step"], int(state.get("skipped_steps", 0)))

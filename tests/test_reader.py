@@ -254,7 +254,8 @@ def test_a_session_can_be_read_by_its_number(tmp_path: Path) -> None:
     assert first.raw_events == [event(60)] and first.meta["salt"] == 0
     assert (first.totals.steps, first.totals.sessions) == (100, 1)
     assert_steps(read(tmp_path, session=-1)["."], [(step, 1) for step in range(50, 80)])
-    assert_steps(read(tmp_path, session=2)["."], [])
+    with pytest.raises(ValueError, match="no run has a session 2"):
+        read(tmp_path, session=2)
 
 
 def test_a_session_that_took_no_step_supersedes_nothing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tbnum.command.output import console
 from tbnum.explain import explain_run
 from tbnum.explain.summary import step_count
 from tbnum.explain.words import terminal_text
-from tbnum.log.logdir import read
+from tbnum.log.logdir import ADVICE, read
 from tbnum.log.reader import Run
 from tbnum.log.tags import checked_mapping
 
@@ -56,7 +56,7 @@ def runs_of(arguments: argparse.Namespace) -> dict[str, Run]:
     where = shown_logdir(arguments)
     if not runs:
         raise UnusableInput(
-            f"no runs in {where}: give the logdir of tbnum.wrap(), or a folder above it; or one with TensorBoard "
+            f"no runs in {where}: {ADVICE}; or one with TensorBoard "
             "scalars of a loss or a loss scale, whose tags --map takes where they are not recognised"
         )
     if arguments.run is None:
@@ -75,7 +75,7 @@ def _read(logdir: str, mapping: Sequence[str] | None) -> dict[str, Run]:
         raise UnusableInput(str(error)) from None
     except OSError as error:
         reason = f"cannot read {logdir!r}: {error.strerror}" if error.strerror else str(error)
-        raise UnusableInput(f"{reason}; give the logdir of tbnum.wrap(), or a folder above it") from None
+        raise UnusableInput(reason if ADVICE in reason else f"{reason}; {ADVICE}") from None
     for warning in caught:
         print(f"tbnum: {warning.message}", file=sys.stderr)
     return runs

@@ -15,7 +15,9 @@ from tbnum.log.names import is_record_file
 from tbnum.log.reader import Explain, Find, Run
 from tbnum.log.scalar_log import ScalarRun, scalar_runs
 
-__all__ = ["Found", "Unreadable", "find_runs", "read"]
+__all__ = ["ADVICE", "Found", "Unreadable", "find_runs", "read"]
+
+ADVICE = "give the logdir of tbnum.wrap(), or a folder above it"
 
 
 class Unreadable(NamedTuple):
@@ -66,7 +68,24 @@ def read(
     scalar_logs = scalar_runs(
         found.scalar_logs, session=session, explain=explain, find=find, tags=tags, run_type=scalar_run_type
     )
-    return Runs(sorted({**runs, **scalar_logs}.items()))
+    every = Runs(sorted({**runs, **scalar_logs}.items()))
+    if session is not None:
+        _check_session(every, session)
+    return every
+
+
+def _check_session(runs: Mapping[str, Run], session: int) -> None:
+    """ValueError where none of the runs has it. Those that do not have it are empty."""
+    if isinstance(session, bool) or not isinstance(session, int):
+        raise TypeError(f"session is {type(session).__name__} ({session!r:.80}), not a whole number; 0 is the first.")
+    counts = {name: len(run.meta.get("sessions", ())) for name, run in runs.items()}
+    lacking = [name for name, count in counts.items() if not -count <= session < count]
+    if not lacking:
+        return
+    some = ", ".join(f"{name!r} has {counts[name]}" for name in lacking[:5])
+    if len(lacking) == len(runs):
+        raise ValueError(f"no run has a session {session}: {some}. The first is 0, the last is -1.")
+    warn(f"tbnum.read: of {len(runs)} runs {len(lacking)} have no session {session} and are empty ({some}).")
 
 
 def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
@@ -75,13 +94,15 @@ def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
     Links to folders are followed, as TensorBoard does, but never into a folder that holds the link. Of a URL one
     listing of all that is below it is asked for.
     """
+    if not isinstance(logdir, (str, os.PathLike, RemotePath)):
+        raise TypeError(f"logdir is {type(logdir).__name__} ({logdir!r:.80}), not a path; {ADVICE}")
     top = place(logdir)
     if isinstance(top, RemotePath):
         return _find_remote(top)
     try:
         found = top.stat()
     except FileNotFoundError:
-        raise FileNotFoundError(f"there is no folder {str(top)!r} to read runs from") from None
+        raise FileNotFoundError(f"there is no folder {str(top)!r} to read runs from; {ADVICE}") from None
     if not top.is_dir():
         raise NotADirectoryError(f"{str(top)!r} is a file; runs are read from the folder that holds it")
     runs: dict[str, Place] = {}

@@ -1,0 +1,132 @@
+"""What used to pass in silence is an error or a warning, which names the value and the way out."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tbnum
+from tests.recorded import record
+
+
+def parameter_and_optimizer() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    return parameter, torch.optim.SGD([parameter], lr=0.1)
+
+
+def warned(call: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert all(each.filename == __file__ for each in caught), "a warning points at the user's line"
+    return [str(each.message) for each in caught]
+
+
+def test_a_loss_of_several_elements_is_summed_and_said_once(tmp_path: Path) -> None:
+    parameter, optimizer = parameter_and_optimizer()
+    with tbnum.wrap(optimizer, logdir=tmp_path) as monitor:
+
+        def steps() -> None:
+            for _ in range(3):
+                (parameter * 2).sum().backward()
+                monitor.log_loss(torch.arange(3.0))
+                optimizer.step()
+
+        (message,) = warned(steps)
+    assert "shape (3,)" in message and "loss.mean()" in message
+    (run,) = tbnum.read(tmp_path).values()
+    assert run.steps["loss"].tolist() == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda monitor: monitor.log_loss(1.0),
+        lambda monitor: monitor.annotate("late"),
+        lambda monitor: monitor.on_event(print),
+        lambda monitor: monitor.load_state_dict(monitor.state_dict()),
+    ],
+    ids=["log_loss", "annotate", "on_event", "load_state_dict"],
+)
+def test_what_comes_after_close_is_said_once_and_records_nothing(call: Any, tmp_path: Path, request: Any) -> None:
+    parameter, optimizer = parameter_and_optimizer()
+    with tbnum.wrap(optimizer, logdir=tmp_path) as monitor:
+        parameter.sum().backward()
+        optimizer.step()
+    (run,) = tbnum.read(tmp_path).values()
+    before = run.steps["loss"].tolist(), run.events
+    (message,) = warned(lambda: [call(monitor) for _ in range(3)])
+    assert request.node.callspec.id in message and "after close()" in message
+    assert repr(str(tmp_path)) in message and "tbnum.wrap()" in message
+    run.refresh()
+    assert (run.steps["loss"].tolist(), run.events) == before
+
+
+def test_a_session_that_no_run_has_is_an_error_and_one_that_some_lack_a_warning(tmp_path: Path) -> None:
+    for name, sessions in (("a", 2), ("b", 1)):
+        for _ in range(sessions):
+            record(tmp_path / name)
+    with pytest.raises(ValueError, match=r"no run has a session 99: 'a' has 2, 'b' has 1\. The first is 0"):
+        tbnum.read(tmp_path, session=99)
+    (message,) = warned(lambda: tbnum.read(tmp_path, session=1))
+    assert "of 2 runs 1 have no session 1" in message and "'b' has 1" in message
+    assert warned(lambda: tbnum.read(tmp_path, session=-1)) == []
+    for wrong in ("0", 1.5, True):
+        with pytest.raises(TypeError, match=re.escape(repr(wrong))):
+            tbnum.read(tmp_path, session=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [None, ["runs"], 3])
+def test_a_logdir_that_is_no_path_is_named_with_the_way_out(given: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(repr(given)) + ".*give the logdir of tbnum.wrap"):
+        tbnum.read(given)
+
+
+def test_a_folder_that_is_not_there_is_told_as_the_command_tells_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tbnum.cli import main
+
+    with pytest.raises(FileNotFoundError) as error:
+        tbnum.read(tmp_path / "nope")
+    assert "nope" in str(error.value) and "give the logdir of tbnum.wrap()" in str(error.value)
+    assert main(["report", str(tmp_path / "nope")]) == 2
+    assert str(error.value) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("log_dir", "logdir"), ("tensors_interval", "tensor_interval"), ("models", "model")]
+)
+def test_an_argument_that_there_is_not_is_told_with_the_nearest(wrong: str, right: str, tmp_path: Path) -> None:
+    _, optimizer = parameter_and_optimizer()
+    with pytest.raises(TypeError, match=f"no argument '{wrong}'; did you mean {right}='x'"):
+        tbnum.wrap(optimizer, **{wrong: "x"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no argument 'path'; it takes optimizer, scaler, logdir"):
+        tbnum.wrap(optimizer, path=tmp_path)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+class Thing:
+    pass
+
+
+def test_what_a_config_holds_by_address_is_kept_without_it_and_said(tmp_path: Path) -> None:
+    metas = []
+    for name in ("one", "two"):
+        _, optimizer = parameter_and_optimizer()
+        config = {"act": lambda x: x, "deep": {"thing": [Thing(), 3]}, "dtype": torch.float16, "sizes": (1, 2)}
+        messages = warned(lambda: tbnum.wrap(optimizer, logdir=tmp_path / name, config=config).close())  # noqa: B023
+        assert len(messages) == 2
+        assert "config['act'] is a function" in messages[0] and "config['deep']['thing'][0]" in messages[1]
+        metas.append(tbnum.read(tmp_path)[name].meta)
+    kept = metas[0]["config"]
+    assert kept == metas[1]["config"] and metas[0]["fingerprint"] == metas[1]["fingerprint"]
+    assert "0x" not in str(kept)
+    assert kept["deep"] == {"thing": ["<tests.test_silent.Thing object>", 3]} and kept["sizes"] == [1, 2]
+    assert kept["dtype"] == "torch.float16"
