@@ -362,6 +362,7 @@ def backward_that_gives_nan_at_any_scale(logdir: Path) -> list[Skip]:
         for step, x in enumerate(batches(60)):
             bad = step >= 40
             zero = 0.0 if bad else 1.0
+
             def loss(x: Tensor = x, zero: float = zero) -> Tensor:
                 return (loop.model(x) * zero).square().sum().sqrt()
 

@@ -784,8 +784,7 @@ def test_a_file_that_vanishes_while_it_is_read_costs_its_tables(tmp_path: Path) 
     tensors, series = run.tensors, run.histograms["gradient"]
     log.tensors_path.unlink()
     assert tensors["grad_norm"].values.shape == (0, 3)
-    with pytest.raises(KeyError):
-        series.at(0)
+    assert series.at(0).names == ()
     assert "cannot be read" in run.problems[0]
 
 
@@ -841,3 +840,21 @@ def test_a_snapshot_tells_from_which_step_on_it_differs_from_an_earlier_one(tmp_
     write(tmp_path, table(3, salt=1), first_step=3, steps=range(3, 5))
     run.refresh()
     assert run.tensors.changed_from(second) == 3 and run.tensors.changed_from(run.tensors) is None
+
+
+def test_a_step_that_is_listed_is_answered_whatever_its_record_holds(tmp_path: Path) -> None:
+    log = write(tmp_path, histograms(0), histograms(1))
+    frames = [found for found in RecordTail(log.tensors_path).read()]
+    (first, _) = [found for found in frames if (record := decode(found.data)) and record.tag == TAG_HISTOGRAMS]
+    chance = random.Random(3)
+    unread = 0
+    for _ in range(FUZZ):
+        data = bytearray(first.data)
+        for _ in range(chance.randrange(1, 4)):  # and its checksum right all the same
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        records = [bytes(data) if found is first else found.data for found in frames]
+        log.tensors_path.write_bytes(b"".join(map(frame, records)))
+        for series in Run(tmp_path).histograms.values():
+            for step in series.steps.tolist():
+                unread += series.at(step).names == ()
+    assert unread > 0

@@ -75,7 +75,31 @@ def rank_findings(ranks: Ranks | None) -> Iterator[Finding]:
             + " tbnum.wrap on every rank, with the same logdir on a file system that all of them reach.",
             OF_THE_RUN,
         )
+    yield from _uneven(ranks)
     yield from _apart(ranks)
+
+
+def _uneven(ranks: Ranks) -> Iterator[Finding]:
+    """Ranks that ended, each by itself, after different numbers of steps: with uneven data under `join`, say."""
+    records = ranks.sessions[-1].by_rank if ranks.sessions else {}
+    lasts = {rank: record.last_step for rank, record in records.items() if record.ended == "closed"}
+    if len(lasts) < len(records) or len(set(lasts.values())) < 2:
+        return
+    most, least = max(lasts.values()), min(lasts.values())
+    longest = [rank for rank, last in lasts.items() if last == most]
+    shortest = [rank for rank, last in lasts.items() if last == least]
+    rest = ""
+    if lasts[ranks.present[0]] < most:
+        rest = f" From step {lasts[ranks.present[0]] + 1} on the columns are those of rank {longest[0]}."
+    yield Finding(
+        "ranks_uneven",
+        "info",
+        "Ranks took different numbers of steps",
+        f"{ranks_text(shortest)} ended after step {least}, {ranks_text(longest)} after step {most}.{rest}",
+        "Fine where ranks have different amounts of data, as under join(). Else give every rank as many batches: "
+        "DistributedSampler(drop_last=True).",
+        (least + 1,),
+    )
 
 
 # -- skips -----------------------------------------------------------------------------------------------------------
@@ -252,7 +276,7 @@ def _lost(ranks: Ranks) -> Iterator[Event]:
             if not (ended or newest > wall_time + RANK_LOST_SECONDS):
                 continue
             last_of_others = max(lasts[other][0] for other in others)
-            at = max(step, 0)
+            at = step if step >= 0 else max(last_of_others, 0)  # it was with the others, as far as anybody can tell
             if at < cut:
                 data = {"rank": rank, "last_step": step, "last_step_of_others": last_of_others}
                 yield Event(at, wall_time if math.isfinite(wall_time) else newest, "rank_lost", data=data)

@@ -16,11 +16,12 @@ class _Named(dict[str, V]):
     """A dict in every other respect: equal to one, and pickled like one."""
 
     what: ClassVar[str]
+    why_empty = ""  # a sentence: why there is no more
 
     def __missing__(self, name: object) -> NoReturn:
         names = ", ".join(map(repr, list(self)[:LISTED])) or "none"
         more = f" and {len(self) - LISTED:,} more" if len(self) > LISTED else ""
-        raise KeyError(f"no {self.what} {name!r}; there is {names}{more}")
+        raise KeyError(f"no {self.what} {name!r}; there is {names}{more}{self.why_empty}")
 
 
 class Columns(_Named[V]):

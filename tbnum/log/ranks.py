@@ -20,7 +20,17 @@ import numpy as np
 
 from tbnum.log.schema import SHARD_COLUMNS, Event
 
-__all__ = ["Plan", "RankRecord", "Ranks", "RanksSession", "match_sessions", "plan_of", "ranks_text", "same_tensors"]
+__all__ = [
+    "Plan",
+    "RankRecord",
+    "Ranks",
+    "RanksSession",
+    "aligned",
+    "match_sessions",
+    "plan_of",
+    "ranks_text",
+    "same_tensors",
+]
 
 SHARD = "_shard"
 NORMS = frozenset({"grad_norm", "grad_norm_clipped", "param_norm", "update_norm"})
@@ -296,7 +306,7 @@ class Ranks:
             record = session.by_rank.get(rank)
             if record is not None:
                 rows = slice(session.first_row, session.end_row)
-                values[rows] = _aligned(record.steps, name, self.steps["step"][rows])
+                values[rows] = aligned(record.steps, name, self.steps["step"][rows])
         return values
 
     @property
@@ -378,10 +388,10 @@ class _Getter:
         self._prefix = prefix
 
     def __call__(self, rank: int, name: str) -> np.ndarray:
-        return _aligned(self._by_rank[rank].steps, self._prefix + name, self._step)
+        return aligned(self._by_rank[rank].steps, self._prefix + name, self._step)
 
 
-def _aligned(columns: Mapping[str, np.ndarray], name: str, step: np.ndarray) -> np.ndarray:
+def aligned(columns: Mapping[str, np.ndarray], name: str, step: np.ndarray) -> np.ndarray:
     """A rank's column at steps (S,), NaN where it has none."""
     values, own = columns.get(name), columns.get("step", np.empty(0, np.int64))
     found = np.full(len(step), np.nan)

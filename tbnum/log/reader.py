@@ -10,6 +10,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tbnum.log.files import Place, RemotePath, open_raw, place, size_of
 from tbnum.log.folder import Totals, last_trailer, list_files, order, pick, session_metas, sum_totals, writing_now
 from tbnum.log.joined import JoinedSteps
 from tbnum.log.named import Columns
+from tbnum.log.rank_gaps import RankGaps
 from tbnum.log.ranks import SHARD, Ranks
 from tbnum.log.rivals import rivals
 from tbnum.log.run_ranks import RANKS_BYTES, OtherRanks, Taken
@@ -39,9 +41,10 @@ class Run:
     grows: `refresh` makes new ones (mostly longer views of the same memory). A million steps take about 0.2 s and
     130 MB at 15 columns.
 
-    Of several processes, `steps` and `events` are the lowest rank's. Norms of tensors that are spread over ranks are
-    put together from the records of all, which takes as long again for each, and memory for `RANKS_BYTES` of them at a
-    time; `combine_ranks=False` leaves them unknown.
+    Of several processes, `steps` and `events` are the lowest rank's; a loss that it does not have, as in a pipeline, is
+    that of the lowest rank that has one, and steps that it ended before are those of the rank that took most. Norms of
+    sharded tensors are put together from the records of all, which takes as long again for each, and memory for
+    `RANKS_BYTES` of them at a time; `combine_ranks=False` leaves them unknown.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Run:
         self._joined = JoinedSteps()
         self._taken: list[Taken] = []  # how much of each chosen file counts
         self._others = OtherRanks(self.folder, combine=combine_ranks)
+        self._gaps = RankGaps(self.folder)
         self._tables = RunTables()
         self._events: list[Event] = []
         self._exact: dict[tuple[Place, int, int | None], Trailer] = {}
@@ -95,9 +99,13 @@ class Run:
         with self._loading():
             if self._views is None:
                 self._views = self._own_columns()
+                self._views |= self._gaps.losses(self._taken, self._others.names, self._views)
                 if self._is_spread():
                     self._views.update(self._all_ranks().combined())
-            return Columns(self._views)
+            columns = Columns(self._views)
+            if not self._joined.steps.count:
+                columns.why_empty = f". {self._trouble[0] if self._trouble else f'{self.folder} holds no step so far'}."
+            return columns
 
     @property
     def ranks(self) -> Ranks | None:
@@ -251,6 +259,7 @@ class Run:
                 changed = file.refresh() or changed
             if self._others.files:
                 changed = self._others.read(self._is_spread(), RANKS_BYTES) or changed
+            changed = self._gaps.refresh() or changed
             changed = self._tables.refresh() or changed
             self._files.sort(key=lambda file: order(file.path, file.start))
             if changed:
@@ -276,6 +285,12 @@ class Run:
         with self._lock:
             if not self._loaded:
                 self.refresh()
+                if self._trouble and isinstance(self.folder, Path) and not self.folder.exists():
+                    self._loaded = False
+                    raise FileNotFoundError(
+                        f"the folder of run {self.name!r} is not there: {self._trouble[0]}. "
+                        "tbnum.read() tells which runs there are now."
+                    )
         return self._lock
 
     def _chosen(self) -> list[SessionFile]:
@@ -295,7 +310,12 @@ class Run:
         starts = cuts([file.start for file in files])
         self._taken = [Taken(file, file.steps.before(cut)) for file, cut in zip(files, starts, strict=True)]
         counted = {taken.file.path: taken.rows for taken in self._taken}
-        self._joined.take([(file.steps, counted.get(file.path, 0)) for file in self._files])
+        parts = [(file.steps, counted.get(file.path, 0)) for file in self._files]
+        tail = self._gaps.tail(files[-1], self._others.names) if files else None
+        if tail is not None:
+            parts.append((tail, tail.count))
+            self._taken[-1] = self._taken[-1]._replace(rows=self._taken[-1].rows + tail.count)
+        self._joined.take(parts)
         events = [
             event
             for file, cut in zip(files, starts, strict=True)

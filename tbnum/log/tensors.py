@@ -78,6 +78,11 @@ class HistogramTable:
     low: np.ndarray  # (P,) the smallest finite magnitude above zero; NaN where unknown
     high: np.ndarray  # (P,) the largest finite magnitude; NaN where unknown
 
+    @staticmethod
+    def of_nothing(step: int, source: str) -> HistogramTable:
+        """Without a tensor."""
+        return HistogramTable(step, (), source, np.zeros((0, BINS), np.int64), np.empty(0), np.empty(0))
+
     @property
     def zero(self) -> np.ndarray:
         """(P,) elements that are zero."""

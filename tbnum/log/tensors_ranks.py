@@ -294,9 +294,7 @@ def _added(
     rows = {name: parts for name, parts in rows.items() if parts}
     template = next(iter(tables.values()))
     if not rows:
-        raise KeyError(
-            f"no histograms of the {template.source} at step {template.step} that every rank has its part of"
-        )
+        return HistogramTable.of_nothing(template.step, template.source)
     return HistogramTable(
         template.step,
         tuple(rows),

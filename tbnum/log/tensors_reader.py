@@ -386,16 +386,22 @@ class HistogramSeries:
         return self._kept
 
     def at(self, step: int) -> HistogramTable:
-        """The histograms at a step, of the tensors that have one there. KeyError where none has. 1 ms for 150."""
+        """The histograms at a step, of the tensors that have one there. 1 ms for 150.
+
+        KeyError where `steps` has no such step. A record that turns out not to be readable has no tensor.
+        """
+        places = self._at.get(int(step))
+        if places is None:
+            raise KeyError(f"no histograms of the {self.source} at step {step}")
         tables = []
-        for file, place in self._at.get(int(step), ()):
+        for file, place in places:
             for _, payload in file.payloads([place]):
                 try:
                     tables.append(histogram_at(payload, file.names[place.head.names]))
                 except ValueError:
                     file.not_understood(place)
         if not tables:
-            raise KeyError(f"no histograms of the {self.source} at step {step}")
+            return HistogramTable.of_nothing(int(step), self.source)
         return tables[0] if len(tables) == 1 else _joined(tables)
 
     def steps_of(self, name: str = WHOLE_MODEL) -> np.ndarray:
