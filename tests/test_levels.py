@@ -246,3 +246,28 @@ def test_a_session_whose_model_was_loaded_and_whose_optimizer_was_not_goes_on_an
     session(torch.nn.Linear(8, 8), 30)  # a new model is a new beginning
     (run,) = tbnum.read(tmp_path).values()
     assert len(run.steps["step"]) == 30
+
+
+@pytest.mark.parametrize(("value", "rule"), [(-1e-3, "lr_negative"), (math.inf, "lr_nonfinite")])
+def test_a_learning_rate_that_is_no_step_downhill_is_an_error(value: float, rule: str):
+    lr = np.full(COUNT, 1e-3)
+    lr[1234:1240] = value
+    found = told(columns(COUNT, lr=lr))
+    assert found[rule].severity == "error" and found[rule].steps[0] == 1234
+
+
+def test_weights_that_grow_without_end_are_told():
+    grows = np.where(STEP % 50 == 0, np.exp(STEP / 800), NAN)
+    assert told(columns(COUNT, param_norm=grows))["weights_grow"].severity == "warning"
+    settles = np.where(STEP % 50 == 0, 1 + 20 * (1 - np.exp(-STEP / 500)), NAN)
+    assert "weights_grow" not in told(columns(COUNT, param_norm=settles))
+
+
+@pytest.mark.parametrize(("dtype", "there"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_updates_that_a_16_bit_parameter_rounds_away_are_told(dtype: torch.dtype, there: bool, tmp_path: Path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64, bias=False).to(dtype)
+    torch.nn.init.normal_(model.weight)
+    x = torch.randn(32, 64, dtype=dtype)
+    found = trained(tmp_path, model, lambda step: (model(x) - 1).square().mean(), lr=1e-4)
+    assert ("updates_lost" in found) == there

@@ -18,12 +18,13 @@ from tbnum.explain.thresholds import (
     ROSE_SHARE,
     ROSE_WINDOW,
     VANISHED,
+    WEIGHTS_GREW,
 )
 from tbnum.explain.view import RunView
 from tbnum.explain.words import count_text, number_text
 from tbnum.log.columns import columns_named
 
-__all__ = ["loss_rose", "norm_level", "weights_vanish"]
+__all__ = ["loss_rose", "norm_level", "weights_grow", "weights_vanish"]
 
 EARLY = 4
 """Blocks of norms at the beginning of a run, where they may fall by any factor."""
@@ -239,4 +240,27 @@ def weights_vanish(view: RunView) -> Iterator[Finding]:
             "Lower the weight decay, or the learning rate that multiplies it: what it takes away, the gradients do not "
             "give back.",
             steps_of([first, last]) or OF_THE_RUN,
+        )
+
+
+def weights_grow(view: RunView) -> Iterator[Finding]:
+    """Parameters that still grow late in a run, by a factor that no training asks for."""
+    for column, norms in columns_named(view.steps, "param_norm"):
+        rows = np.flatnonzero(np.isfinite(norms))
+        if len(rows) < 16:
+            continue
+        quarters = np.array_split(norms[rows], 4)
+        levels = [float(np.median(quarter)) for quarter in quarters]
+        if not levels[3] >= WEIGHTS_GREW * levels[1] > 0 or not levels[3] > 1.5 * levels[2]:
+            continue
+        whose = f" of {column.optimizer}" if column.optimizer else ""
+        middle, last = int(view.number[rows[len(rows) // 4]]), int(view.number[rows[-1]])
+        yield Finding(
+            "weights_grow",
+            "warning",
+            "The parameters grow without end",
+            f"The norm of the parameters{whose} rose from {number_text(levels[1])} (the run's second quarter, from "
+            f"step {middle:,} on) to {number_text(levels[3])} in its last, up to step {last:,}.",
+            "Lower the learning rate, or decay the weights: a norm that grows by factors is not learning.",
+            steps_of([middle, last]),
         )

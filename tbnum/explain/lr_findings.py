@@ -19,14 +19,14 @@ from tbnum.explain.view import RunView
 from tbnum.explain.words import count_text, number_text, share_text
 from tbnum.log.columns import columns_named
 
-__all__ = ["outlier", "schedule_drift", "zero"]
+__all__ = ["invalid", "outlier", "schedule_drift", "zero"]
 
 
 def outlier(view: RunView) -> Iterator[Finding]:
     """A learning rate many times that of the step before, and back within a few steps."""
     for column, lr in columns_named(view.steps, "lr"):
         with np.errstate(invalid="ignore"):
-            jumps = np.flatnonzero((lr[1:] >= LR_OUTLIER * lr[:-1]) & (lr[:-1] > 0)) + 1
+            jumps = np.flatnonzero((lr[1:] >= LR_OUTLIER * lr[:-1]) & (lr[:-1] > 0) & np.isfinite(lr[1:])) + 1
         rows = [row for row in jumps.tolist() if (lr[row + 1 : row + 1 + LR_OUTLIER_STEPS] <= 2 * lr[row - 1]).any()]
         if not rows or len(rows) > max(3, len(lr) // 100):
             continue  # none, or a schedule of that shape
@@ -46,6 +46,28 @@ def outlier(view: RunView) -> Iterator[Finding]:
             steps_of(view.number[rows]),
         )
         return
+
+
+def invalid(view: RunView) -> Iterator[Finding]:
+    """A learning rate that goes uphill, or is no number that a step survives."""
+    for column, lr in columns_named(view.steps, "lr"):
+        for rule, rows, what in (
+            ("lr_negative", np.flatnonzero(lr < 0), "negative: each step goes uphill"),
+            ("lr_nonfinite", np.flatnonzero(np.isinf(lr)), "infinite: no parameter survives such a step"),
+        ):
+            if not len(rows):
+                continue
+            group = f" of group {column.group}" if column.group else ""
+            whose = f" of {column.optimizer}" if column.optimizer else ""
+            yield Finding(
+                rule,
+                "error",
+                "The learning rate is no step downhill",
+                f"The learning rate{group}{whose} was {number_text(float(lr[rows[0]]))} in "
+                f"{count_text(len(rows), 'step')}, the first at step {int(view.number[rows[0]]):,}; {what}.",
+                "Look at the schedule: a decay past its end, a division by 0, a factor of the wrong sign.",
+                steps_of(view.number[rows]),
+            )
 
 
 def zero(view: RunView) -> Iterator[Finding]:

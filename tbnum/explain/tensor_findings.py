@@ -14,6 +14,7 @@ from tbnum.explain.rows import Rows, scale_of
 from tbnum.explain.thresholds import (
     CURED_SHARE,
     EDGE_BINADES,
+    HALF_LOST,
     HEADROOM_LOST,
     LR_IDLE,
     NAMES_SHOWN,
@@ -39,6 +40,7 @@ __all__ = [
     "not_float16",
     "underflowing",
     "updates",
+    "updates_lost",
     "vanishing",
 ]
 
@@ -201,6 +203,45 @@ def _trained(view: RunView, rows: Rows) -> np.ndarray:
         return np.ones(len(rows.steps), bool)
     at = np.minimum(np.searchsorted(view.number, rows.steps), len(lr) - 1)
     return np.asarray(~(lr[at] < LR_IDLE * np.nanmax(lr)))
+
+
+def updates_lost(view: RunView) -> Iterator[Finding]:
+    """Steps of Adam below half a unit in the last place of 16-bit parameters: they arrive in part, or never."""
+    optimizers, shapes = view.meta.get("optimizers"), view.meta.get("parameters")
+    if not isinstance(optimizers, Mapping) or not isinstance(shapes, Mapping):
+        return
+    for rows, _ in _judged(view):
+        optimizer = optimizers.get(rows.optimizer) if rows.optimizer else next(iter(optimizers.values()), None)
+        if not isinstance(optimizer, Mapping) or "Adam" not in str(optimizer.get("class")):
+            continue
+        dtypes = optimizer.get("dtypes")
+        if not isinstance(dtypes, Mapping) or not dtypes or set(dtypes) - set(_ULP):
+            continue
+        lr = view.steps.get(StepColumn(rows.optimizer, "lr").full, np.empty(0))
+        if not len(lr):
+            continue
+        ulp = max(_ULP[dtype] for dtype in dtypes)
+        rate = float(np.nanmedian(lr[np.minimum(np.searchsorted(view.number, rows.steps), len(lr) - 1)]))
+        elements = np.array([math.prod(shapes.get(name) or (0,)) for name in rows.names], float)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            size = _median(rows.columns["param_norm"]) / np.sqrt(elements)
+            moved = _median(rows.columns["update_norm"]) / np.sqrt(elements)
+        lost = (rate < size * ulp / 2) & (moved < HALF_LOST * rate) & (_median(rows.columns["grad_norm"]) > 0)
+        names = names_where(lost, rows.names)
+        if names:
+            yield Finding(
+                "updates_lost",
+                "warning",
+                "Updates are rounded away",
+                f"{count_text(len(names), 'tensor')} ({_listed(names)}) are {', '.join(dtypes)}, in which a number of "
+                f"their size moves by {ulp:.2g} of itself or not at all: a learning rate of {rate:.2g} is less.",
+                "Keep the parameters in float32 (autocast computes in 16 bits), or use stochastic rounding.",
+                OF_THE_RUN,
+            )
+
+
+_ULP = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""The least relative change of a number, by type."""
 
 
 def headroom(view: RunView) -> Iterator[Finding]:

@@ -178,6 +178,13 @@ good."""
 VANISHED = 0.01
 """A norm of parameters that fell to this share of what it was holds nothing of what was learned."""
 
+WEIGHTS_GREW = 8.0
+"""Growth of the norm of all parameters from a run's second quarter to its last. After the first quarter, norms grow by
+a few times at most, and ever more slowly."""
+
+HALF_LOST = 0.5
+"""Share of the length that Adam gives a step, below which what arrives in a 16-bit parameter was rounded away."""
+
 # -- learning rates
 
 LR_OUTLIER, LR_OUTLIER_STEPS = 5.0, 8
