@@ -1,4 +1,5 @@
 # make test       everything: ruff, types of the panel, its tests, pytest with a real browser
+# make test-gpu   what only a CUDA device can show, in less than five minutes; skipped where there is none
 # make demo       trains a small GPT on this machine and serves TensorBoard (SERVE=0: prints the report instead)
 # make bench      what tbnum costs, beside the bare loop and its peers: 15 minutes (BENCH_ARGS=--quick: 2)
 # make truth      how often tbnum is right, over planted faults and healthy loops: an hour (TRUTH_ARGS=--one-a-kind: less)
@@ -30,7 +31,7 @@ ifndef NAME
 NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: help test demo bench truth lint docs dist frontend clean
+.PHONY: help test test-gpu demo bench truth lint docs dist frontend clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -43,6 +44,9 @@ test: $(VENV)/for-tests $(VENV)/node $(VENV)/browser frontend
 	@npm test --silent
 	@echo "== pytest"
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} python -m pytest $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/for-tests
+	@python -m pytest --capture=no -rs -m gpu tests/test_gpu.py
 
 lint: $(VENV)/for-tests $(VENV)/node
 	ruff check .

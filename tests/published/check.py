@@ -29,7 +29,7 @@ INCIDENTAL = {"scale_growth", "scale_backoff", "gradient_underflow", "loss_spike
 
 def run_loop(loop: Loop, logdir: Path | None) -> tuple[Tape, list[str], Any]:
     """The tape, tbnum's warnings, and the state of the random generators at the end."""
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # of every device
     random.seed(0)
     np.random.seed(0)
     tape = Tape(logdir)
@@ -38,7 +38,8 @@ def run_loop(loop: Loop, logdir: Path | None) -> tuple[Tape, list[str], Any]:
         loop.run(tape)
         tape.close()
     said = [str(warning.message) for warning in caught if "tbnum" in str(warning.message) or _is_ours(warning)]
-    return tape, said, (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return tape, said, (torch.get_rng_state(), *devices, random.getstate(), np.random.get_state())
 
 
 def _is_ours(warning: warnings.WarningMessage) -> bool:
@@ -53,7 +54,7 @@ def bits(value: Any) -> Any:
     if hasattr(value, "state_dict"):
         return bits(value.state_dict())
     if isinstance(value, torch.Tensor):
-        flat = value.detach().contiguous().reshape(-1)
+        flat = value.detach().cpu().contiguous().reshape(-1)
         return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
