@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tbnum._version import __version__
 from tbnum.arguments import (
     check_intervals,
     check_max_tensor_bytes,
@@ -38,6 +37,7 @@ from tbnum.lifecycle import already_wrapped, is_over, open_monitors
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
 from tbnum.measure.norms import combine, norms_of
+from tbnum.monitor_state import STATE_VERSION, checked_state
 from tbnum.observe.activations import ActivationWatch
 from tbnum.observe.backward import observe_backward
 from tbnum.observe.caller import users_place, warn
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "wrap"]
 
-_STATE_VERSION = 1
 MOST_NAMES = 8  # of parameters, in an event
 VERIFY_INTERVAL = 10  # steps between second passes over clipped gradients, where no scalar is written either
 
@@ -512,7 +511,7 @@ class Monitor:
         self._observer.drain(wait=True)
         scaler = None if self._scaler is None else self._scaler()
         return {
-            "version": _STATE_VERSION,
+            "version": STATE_VERSION,
             "step": self.step,
             "skipped_steps": self._recorder.skipped_steps,
             "session": self._recorder.session,
@@ -525,20 +524,14 @@ class Monitor:
         To be called before the first step of the session, in any order with the other parts of the checkpoint.
 
         Raises:
-            ValueError: not a state of a monitor, or one of a newer tbnum.
+            ValueError: not a state of a monitor, one of a newer tbnum, or one with a value that cannot be.
         """
-        version = state.get("version") if isinstance(state, Mapping) else None
-        step = state.get("step") if version == _STATE_VERSION else None
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise ValueError(
-                f"this is no state of a tbnum monitor that tbnum {__version__} can read (version {version!r}, "
-                f"expected {_STATE_VERSION}): pass what monitor.state_dict() gave, or leave it out to start at step 0."
-            )
+        checked = checked_state(state)
         if is_over(self, "load_state_dict()"):
             return
-        self._observer.next_step = state["step"]
-        self._state = dict(state)
-        self._recorder.resumed(state["step"], int(state.get("skipped_steps", 0)))
+        self._observer.next_step = checked["step"]
+        self._state = checked
+        self._recorder.resumed(checked["step"], checked.get("skipped_steps", 0))
         self._observer.expect_first_step(functools.partial(_first_step, weakref.ref(self)))
 
     def __enter__(self) -> Monitor:
@@ -562,11 +555,6 @@ def _first_step(ref: weakref.ref[Monitor]) -> None:
     monitor = ref()
     if monitor is not None:
         monitor._first_step()
-
-
-def state_at(step: int, how: str) -> dict[str, Any]:
-    """For `load_state_dict`, where a checkpoint has no state of a monitor, and `how` knows at which step it was."""
-    return {"version": _STATE_VERSION, "step": step, "how": how}
 
 
 def _skipped_before(steps: Mapping[str, np.ndarray], step: int) -> int:

@@ -13,7 +13,8 @@ from torch import nn
 
 from tbnum.alive import Alive
 from tbnum.arguments import check_intervals, checked_folder
-from tbnum.monitor import Monitor, state_at, wrap
+from tbnum.monitor import Monitor, wrap
+from tbnum.monitor_state import state_at
 from tbnum.observe.caller import warn
 
 __all__ = ["Recording", "harmless", "same_folder"]
