@@ -43,8 +43,10 @@ from tbnum.observe.backward import observe_backward
 from tbnum.observe.caller import users_place, warn
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.coverage import Coverage
+from tbnum.observe.float8 import Float8Watch, has_float8
 from tbnum.observe.grad_scaler import observe_scaler
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
+from tbnum.observe.interval_watch import IntervalWatch, IntervalWatches
 from tbnum.observe.optimizer import observe_optimizer
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.replay import Origin, replay
@@ -183,7 +185,7 @@ class Monitor:
         max_tensor_bytes: int,
         config: Mapping[str, Any],
     ) -> None:
-        watch = ActivationWatch(modules, activations, tensor_interval) if activations else None
+        watch = _module_watches(modules, activations, tensor_interval)
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
         self._sentinels = Sentinels(modules) if modules else None
         self._activations = watch
@@ -555,6 +557,15 @@ def _first_step(ref: weakref.ref[Monitor]) -> None:
     monitor = ref()
     if monitor is not None:
         monitor._first_step()
+
+
+def _module_watches(
+    modules: Mapping[str, nn.Module], activations: bool | Sequence[str], interval: int
+) -> IntervalWatches | None:
+    watches: list[IntervalWatch] = [ActivationWatch(modules, activations, interval)] if activations else []
+    if has_float8(modules):
+        watches.append(Float8Watch(modules, interval))
+    return IntervalWatches(watches) if watches else None
 
 
 def _skipped_before(steps: Mapping[str, np.ndarray], step: int) -> int:

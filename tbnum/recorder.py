@@ -43,7 +43,7 @@ from tbnum.observe.shards import Layout, Parts
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from tbnum.observe.activations import ActivationWatch
+    from tbnum.observe.interval_watch import IntervalWatches
 from tbnum.observe.sentinels import Sentinels
 
 __all__ = ["Recorder"]
@@ -118,12 +118,12 @@ class Recorder:
         self._pid = os.getpid()
         self._repeats: _Lost | None = None
         self._sentinels: Sentinels | None = None
-        self._activations: ActivationWatch | None = None
+        self._activations: IntervalWatches | None = None
         self._flight: deque[tuple[int, str, np.ndarray]] = deque(
             maxlen=(FLIGHT_STEPS + STEPS_A_LOOK + NEXT) * len(optimizers)
         )
 
-    def watch(self, sentinels: Sentinels | None, activations: ActivationWatch | None) -> None:
+    def watch(self, sentinels: Sentinels | None, activations: IntervalWatches | None) -> None:
         """Take what these see of modules into events and tables."""
         self._sentinels, self._activations = sentinels, activations
 
@@ -220,8 +220,7 @@ class Recorder:
         if self._activations is None:
             return
         for each in self._activations.landed(wait):
-            columns = {f"activation_{name}": values for name, values in each.values.items()}
-            self._log.write_tensors(TensorTable(each.step, each.names, columns))
+            self._log.write_tensors(TensorTable(each.step, each.names, each.columns))
 
     def write_flight(self, first_step: int | None = None) -> None:
         """The recent steps that were not written yet, each once: the last `FLIGHT_STEPS`, or those from a step on."""

@@ -449,7 +449,7 @@ def test_statistics_are_those_of_float64_over_all_calls_of_the_step() -> None:
             (measured,) = watch.landed()
             assert measured.step == step and measured.names == watch.names
             for at, name in enumerate(measured.names):
-                got = {key: values[at] for key, values in measured.values.items()}
+                got = {key.removeprefix("activation_"): values[at] for key, values in measured.columns.items()}
                 assert got == pytest.approx(expected[name], rel=1e-5), name
             watch.stop()
         else:
@@ -469,10 +469,10 @@ def test_what_is_not_finite_stays_so_and_what_was_not_seen_is_unknown() -> None:
     model(torch.randn(32, 8))
     watch.step_begins(1)
     (measured,) = watch.landed()
-    of = dict(zip(measured.names, measured.values["absmax"], strict=True))
+    of = dict(zip(measured.names, measured.columns["activation_absmax"], strict=True))
     assert math.isinf(of["1/output"]) and math.isfinite(of["0/output"])
     assert math.isnan(of["0/gradient"]) and math.isnan(of["2.0/output"])
-    assert all(math.isnan(values[-1]) for values in measured.values.values())
+    assert all(math.isnan(values[-1]) for values in measured.columns.values())
 
 
 def test_all_modules_that_can_be_called_are_watched_by_true_and_patterns_choose() -> None:
@@ -504,7 +504,7 @@ def test_checkpointed_modules_count_once() -> None:
         checkpoint(model, x, use_reentrant=reentrant).sum().backward()
         watch.step_begins(1)
         (measured,) = watch.landed()
-        assert measured.values["norm"] == pytest.approx([math.sqrt(8)] * 2)
+        assert measured.columns["activation_norm"] == pytest.approx([math.sqrt(8)] * 2)
 
 
 def test_gradients_of_a_gradient_penalty_on_their_way_to_the_loss_are_not_counted() -> None:
@@ -517,7 +517,7 @@ def test_gradients_of_a_gradient_penalty_on_their_way_to_the_loss_are_not_counte
     (output.sum() + 0 * gradient.sum()).backward()
     watch.step_begins(1)
     (measured,) = watch.landed()
-    assert measured.values["absmax"][1] == 1.0
+    assert measured.columns["activation_absmax"][1] == 1.0
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

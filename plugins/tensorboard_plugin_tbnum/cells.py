@@ -169,7 +169,7 @@ def _joined(parts: Sequence[Cells]) -> Cells:
 
 def is_minimum(column: str) -> bool:
     """Whether the least value of a column is its worst."""
-    return column.split("/")[0] == "headroom"
+    return column.split("/")[0] in ("headroom", "float8_scale")
 
 
 def reduce_cells(

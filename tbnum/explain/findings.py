@@ -12,6 +12,7 @@ from tbnum.explain import (
     clip_findings,
     curve_findings,
     event_findings,
+    float8_findings,
     level_findings,
     lr_findings,
     scale_findings,
@@ -66,6 +67,9 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("headroom_running_out", tensor_findings.headroom),
     ("scaler_without_float16", tensor_findings.not_float16),
     ("gradient_underflow", tensor_findings.underflowing),
+    ("float8_spike", float8_findings.spikes),
+    ("float8_flushed", float8_findings.flushed),
+    ("float8_saturated", float8_findings.saturated),
 )
 """What each is called where it fails, and the rule. Of two findings of one name the first rule's counts."""
 

@@ -193,3 +193,23 @@ restart jumps further, and stays."""
 
 LR_ZERO_STEPS = 16
 """Steps with a learning rate of 0. Schedules begin or end with one or two; sixteen are no rounding of a schedule."""
+
+FLOAT8_ROWS = 64
+"""Tables that are looked at for what casts to float8 lose."""
+
+FLOAT8_ROWS_LEAST = 4
+"""Tables that a tensor has to be in: fewer have no usual value."""
+
+FLOAT8_SPIKE = 100.0
+"""Times its usual value, from which on a tensor's largest magnitude is a spike: 6.6 of the 17 binades that e4m3 has are
+lost to the other elements then."""
+
+FLOAT8_SPIKE_FLUSHED = 0.002
+"""Share of elements that becomes zero at a spike that is worth a word. Of normally distributed ones a scale that fits
+flushes 2e-6, one that a spike of 1,000 times made small 0.2 %."""
+
+FLOAT8_FLUSHED = 0.05
+"""Share of elements that becomes zero at half of the steps: less is usual behind a ReLU's small values."""
+
+FLOAT8_SATURATED = 0.001
+"""Share of elements beyond the maximum at half of the steps. By its own largest magnitude no tensor has any."""

@@ -146,6 +146,10 @@ TENSOR_COLUMNS: dict[str, str] = {
     "loss_scale": "what the gradient was multiplied by when it was held against the formats",
     "activation_absmax": "largest magnitude in a module's output, or in the gradient with respect to it",
     "activation_norm": "2-norm of a module's output, or of the gradient with respect to it",
+    "float8_amax": "largest magnitude of what torchao casts to float8: a module's input, weight or output gradient",
+    "float8_scale": "what it is multiplied by before the cast",
+    "float8_saturated": "share of its elements that are then beyond the format's maximum",
+    "float8_flushed": "share of its elements that were not zero and become zero",
     "activation_zero_share": "share of zeros in a module's output, or in the gradient with respect to it",
 }
 """Columns of the tables of tensors, one value a tensor. Others may be there too. Unknown is NaN."""

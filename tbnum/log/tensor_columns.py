@@ -78,11 +78,11 @@ def combine(column: str, values: np.ndarray, groups: Sequence[Sequence[int]], el
         some = known.any(axis=1)
         if kind.endswith("norm"):
             total = np.sqrt(np.square(np.where(known, members, 0)).sum(axis=1))
-        elif kind in ("absmax", "activation_absmax", "loss_scale"):
+        elif kind in ("absmax", "activation_absmax", "loss_scale", "float8_amax"):
             total = np.where(known, members, -np.inf).max(axis=1)
-        elif kind == "headroom":
+        elif kind in ("headroom", "float8_scale"):
             total = np.where(known, members, np.inf).min(axis=1)
-        elif kind in ("underflow", "overflow", "activation_zero_share"):
+        elif kind in ("underflow", "overflow", "activation_zero_share", "float8_saturated", "float8_flushed"):
             weights = np.where(known, elements[places], 0)
             with np.errstate(invalid="ignore"):
                 total = (np.where(known, members, 0) * weights).sum(axis=1) / weights.sum(axis=1)

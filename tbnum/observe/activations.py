@@ -5,9 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,33 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from tbnum.measure.extremes import readable
+from tbnum.observe.interval_watch import IntervalWatch
 from tbnum.observe.module_calls import Call, tensors_in
-from tbnum.observe.module_watch import ModuleWatch
-from tbnum.observe.transfer import Transfer
 from tbnum.observe.watcher import harmless
 
-__all__ = ["ActivationWatch", "Activations"]
+__all__ = ["ActivationWatch"]
 
 
-@dataclass(frozen=True)
-class Activations:
-    """What modules put out in one step, and the gradients with respect to it.
-
-    `names` are those of `ActivationWatch.names`. `values` has `absmax` (the largest magnitude; inf or NaN where an
-    element is), `norm` (2-norm) and `zero_share`, each (N,) float64; NaN where the module was not called, or its
-    output took no gradient. Gradients are as they flow, multiplied by the loss scale.
-    """
-
-    step: int
-    names: tuple[str, ...]
-    values: dict[str, np.ndarray]
-
-
-class ActivationWatch(ModuleWatch):
+class ActivationWatch(IntervalWatch):
     """Measures outputs of modules, and gradients with respect to them, at every `interval`-th step.
 
     Several calls in a step, and several tensors in one output, count together. A module that is called again by
-    checkpointing counts once; one in evaluation mode without gradients (a teacher, a validation) does not.
+    checkpointing counts once; one in evaluation mode without gradients (a teacher, a validation) does not. Gradients
+    are measured as they flow, multiplied by the loss scale.
+
+    Columns: `activation_absmax` (the largest magnitude; inf or NaN where an element is), `activation_norm` (2-norm) and
+    `activation_zero_share`; NaN where the module was not called, or its output took no gradient.
 
     Costs, at those steps alone, three passes over each output and gradient, and one packed copy a step; no host sync.
 
@@ -53,42 +40,18 @@ class ActivationWatch(ModuleWatch):
     """
 
     def __init__(self, models: Mapping[str, nn.Module], patterns: bool | Sequence[str], interval: int) -> None:
-        super().__init__(models)
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-            raise ValueError(f"interval is {interval!r}; it must be a whole number of steps, at least 1.")
-        self._interval = interval
+        super().__init__(models, interval)
         self._chosen = _chosen([name for name, _ in self._modules()], patterns)
         self.names = tuple(_label(name, what) for name in self._chosen for what in ("output", "gradient"))
         self._place = {name: at for at, name in enumerate(self.names)}
-        self._step: int | None = None
-        self._seen: list[tuple[int, int]] = []  # place in `names`, number of elements
-        self._measured: list[Tensor] = []
-        self._landing: deque[tuple[int, list[tuple[int, int]], Transfer]] = deque()
 
-    def step_begins(self, step: int) -> None:
-        """The step before has closed; `step` is watched if it is its turn. To be called between any two steps."""
-        if self._step is not None:
-            if self._seen:
-                self._landing.append((self._step, self._seen, Transfer(self._measured)))
-            self.stop()
-        if step % self._interval == 0:
-            self._step = step
-            chosen = set(self._chosen)
-            self._hooks.attach([(name, module) for name, module in self._modules() if name in chosen])
+    def _watched(self) -> list[tuple[str, nn.Module]]:
+        chosen = set(self._chosen)
+        return [(name, module) for name, module in self._modules() if name in chosen]
 
-    def stop(self) -> None:
-        """Take every hook off; what was seen of a step that has not closed is dropped."""
-        self._detach()
-        self._step = None
-        self._seen, self._measured = [], []
-
-    def landed(self, wait: bool = False) -> list[Activations]:
-        """Of the steps whose values have landed since the last call, in order. With `wait`, of all."""
-        found = []
-        while self._landing and (wait or self._landing[0][2].ready()):
-            step, seen, transfer = self._landing.popleft()
-            found.append(Activations(step, self.names, _combined(len(self.names), seen, transfer.arrays())))
-        return found
+    def _columns(self, seen: Sequence[tuple[int, int]], rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        values = _combined(len(self.names), seen, rows)
+        return {f"activation_{name}": column for name, column in values.items()}
 
     def _called(self, call: Call, inputs: Any) -> None:
         pass
@@ -109,8 +72,8 @@ class ActivationWatch(ModuleWatch):
         low, high = torch.aminmax(values)
         norm = torch.linalg.vector_norm(values, dtype=wide)
         nonzero = torch.count_nonzero(values)  # NaN counts
-        self._measured.append(torch.stack([each.to(wide) for each in (torch.maximum(low.neg(), high), norm, nonzero)]))
-        self._seen.append((self._place[name], tensor.numel() * (2 if tensor.is_complex() else 1)))
+        measured = torch.stack([each.to(wide) for each in (torch.maximum(low.neg(), high), norm, nonzero)])
+        self._keep(self._place[name], tensor.numel() * (2 if tensor.is_complex() else 1), measured)
 
 
 def _label(module: str, what: str) -> str:
