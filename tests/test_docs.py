@@ -22,7 +22,7 @@ RUN = [page for page in PAGES if any(block.language in ("python", "console") for
 LOOPS = frozenset(
     ("plain", "accumulation", "several-optimizers", "lightning", "transformers", "accelerate", "fabric", "ignite")
 )
-NEEDS = {"trackers": ("mlflow", "sqlalchemy", "wandb"), "ignite": ("ignite",)}
+NEEDS = {"trackers": ("mlflow", "sqlalchemy", "wandb"), "ignite": ("ignite",), "float8": ("torchao",)}
 PUBLIC = [
     *(f"tbnum.{name}" for name in tbnum.__all__ if name != "__version__"),
     *(f"tbnum.Monitor.{name}" for name in vars(tbnum.Monitor) if not name.startswith("_")),
