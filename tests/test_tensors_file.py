@@ -858,3 +858,20 @@ def test_a_step_that_is_listed_is_answered_whatever_its_record_holds(tmp_path: P
             for step in series.steps.tolist():
                 unread += series.at(step).names == ()
     assert unread > 0
+
+
+def test_checksums_come_back_to_the_last_bit_and_are_no_statistic(tmp_path: Path) -> None:
+    chance = np.random.default_rng(5)
+    sums = chance.integers(1, 2**64, (3, 3), np.uint64, endpoint=False)
+    tables = []
+    for at, step in enumerate((0, 50, 100)):
+        columns = {"grad_norm": np.ones(3), "checksum/parameter": sums[at]}
+        tables.append(TensorTable(step, NAMES, columns if at else {"grad_norm": np.ones(3)}))
+    write(tmp_path, *tables, steps=range(101))
+    run = Run(tmp_path)
+    assert list(run.checksums) == ["parameter"]
+    steps, names, values = run.checksums["parameter"]
+    assert (steps.tolist(), names) == ([50, 100], NAMES)
+    assert values.dtype == np.uint64 and values.tolist() == sums[1:].tolist()
+    assert list(run.tensors) == ["grad_norm"] and run.problems == []
+    assert all(list(found.columns) == ["grad_norm"] for found in run.tensors.at(50))

@@ -24,12 +24,12 @@ from tbnum.log.ranks import SHARD, Ranks
 from tbnum.log.rivals import rivals
 from tbnum.log.run_ranks import RANKS_BYTES, OtherRanks, Taken
 from tbnum.log.run_tables import RunTables
-from tbnum.log.schema import Event, Trailer
+from tbnum.log.schema import CHECKSUM, Event, Trailer
 from tbnum.log.session_file import SessionFile
 from tbnum.log.superseded import cuts
 from tbnum.log.tensors_file import Session
 from tbnum.log.tensors_ranks import RankHistograms, RankTensors
-from tbnum.log.tensors_reader import Histograms, Tensors
+from tbnum.log.tensors_reader import Histograms, Tensors, TensorSeries
 
 __all__ = ["Explain", "Find", "Run", "Totals", "session_metas", "writing_now"]
 
@@ -154,6 +154,17 @@ class Run:
                 else:
                     self._tensors = Tensors(self._tables.sessions(self._chosen()), elements)
             return self._tensors
+
+    @property
+    def checksums(self) -> dict[str, TensorSeries]:
+        """Checksums (S, P) uint64 of the bits of tensors, 0 where unknown: `run.checksums["parameter"]`.
+
+        Of "gradient" (before clipping), "parameter" (after the update) and the optimizer's moments, as its state calls
+        them. Where tensors are sharded, of the lowest rank's parts.
+        """
+        with self._loading():
+            tables = Tensors(self._tables.sessions(self._chosen()), {})
+            return {what: tables.read(CHECKSUM + what) for what in tables.checksums}
 
     @property
     def tensor_names(self) -> tuple[str, ...]:

@@ -144,6 +144,7 @@ TENSOR_COLUMNS: dict[str, str] = {
     "underflow": "underflow/<format>: share of the gradient's elements that the format would flush to zero",
     "overflow": "overflow/<format>: share of the gradient's elements that are finite, but not so in the format",
     "loss_scale": "what the gradient was multiplied by when it was held against the formats",
+    "checksum": "checksum/<what>: of the bits of a gradient, a parameter or a moment; whole, and 0 where unknown",
     "activation_absmax": "largest magnitude in a module's output, or in the gradient with respect to it",
     "activation_norm": "2-norm of a module's output, or of the gradient with respect to it",
     "float8_amax": "largest magnitude of what torchao casts to float8: a module's input, weight or output gradient",
@@ -153,6 +154,9 @@ TENSOR_COLUMNS: dict[str, str] = {
     "activation_zero_share": "share of zeros in a module's output, or in the gradient with respect to it",
 }
 """Columns of the tables of tensors, one value a tensor. Others may be there too. Unknown is NaN."""
+
+CHECKSUM = "checksum/"
+"""What the columns of checksums begin with, which are whole numbers and no statistics: `Run.checksums` has them."""
 
 TABLE_REASONS = ("interval", "flight", "failure")
 """Why a table was written: each `tensor_interval` steps, as one of the steps before a warning or error, or as the

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tbnum.formats import BINS
-from tbnum.log.schema import HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
+from tbnum.log.schema import CHECKSUM, HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
 from tbnum.log.tensor_columns import DERIVED, combine, derive, group_by_module
 from tbnum.log.tensors import Head, HistogramTable, column_at, columns_at, histogram_at
 from tbnum.log.tensors_file import Session, TablePlace, TensorsFile, kept
@@ -76,7 +76,8 @@ class Tensors(Mapping[str, TensorSeries]):
         layouts = [(file, file.columns[key]) for file, places in self._kept for key in _keys(places, "columns")]
         stored = _union(columns for _, columns in layouts)
         derived = [name for name, sources in DERIVED.items() if all(source in stored for source in sources)]
-        self._columns = (*stored, *derived)
+        self._columns = (*(name for name in stored if not name.startswith(CHECKSUM)), *derived)
+        self._stored = frozenset(stored)
         self._at: dict[int, list[tuple[TensorsFile, TablePlace]]] | None = None
         self._names_with: dict[frozenset[str], tuple[str, ...]] = {}
         self._steps_with: dict[frozenset[str], np.ndarray] = {}
@@ -135,7 +136,7 @@ class Tensors(Mapping[str, TensorSeries]):
                     values = {
                         name: column_at(payload, len(layout), index).astype(np.float64)
                         for index, name in enumerate(layout)
-                        if columns is None or name in columns
+                        if (columns is None or name in columns) and not name.startswith(CHECKSUM)
                     }
                 except ValueError:
                     file.not_understood(place)
@@ -215,6 +216,11 @@ class Tensors(Mapping[str, TensorSeries]):
         )
         return found
 
+    @property
+    def checksums(self) -> tuple[str, ...]:
+        """What there are checksums of: "gradient", "parameter", and moments of the optimizer by their names."""
+        return tuple(sorted(name.removeprefix(CHECKSUM) for name in self._stored if name.startswith(CHECKSUM)))
+
     def weights(self, column: str, names: Sequence[str]) -> np.ndarray:
         """(P,) elements of each tensor, by which a group's shares are weighed. ValueError where the log has none."""
         elements = np.array([self._elements.get(name, 0) for name in names])
@@ -237,7 +243,7 @@ class Tensors(Mapping[str, TensorSeries]):
         return self._steps_with[wanted]
 
     def _check(self, column: str) -> None:
-        if column not in self._columns:
+        if column not in self._columns and column not in self._stored:
             raise KeyError(f"no tensor has a {column!r}; columns are {', '.join(self._columns) or 'none'}")
 
     def _together(
@@ -269,7 +275,11 @@ class Tensors(Mapping[str, TensorSeries]):
 
         chosen = [(file, _between(places, first_step, last_step), at) for file, places, at in having]
         steps = np.unique(np.array([place.head.step for _, places, _ in chosen for place in places], np.int64))
-        values = {name: np.full((len(steps), len(asked)), np.nan, dtype) for name in wanted}
+        shape = len(steps), len(asked)
+        values: dict[str, np.ndarray] = {
+            name: np.zeros(shape, np.uint64) if name.startswith(CHECKSUM) else np.full(shape, np.nan, dtype)
+            for name in wanted
+        }
         reasons = np.full(len(steps), -1, np.int8)
         row_of = {step: row for row, step in enumerate(steps.tolist())}
         for file, places, at in chosen:
