@@ -24,6 +24,7 @@ from tbnum.observe.gradients import parameters_of
 from tbnum.unwrapping import optimizer_inside, scaler_inside
 
 __all__ = [
+    "NEVER",
     "check_intervals",
     "check_loss_name",
     "check_max_tensor_bytes",
@@ -171,12 +172,24 @@ def check_max_tensor_bytes(given: Any) -> None:
         )
 
 
+class _Never(int):
+    """An interval that is never over: no step is a multiple of it."""
+
+    def __rmod__(self, step: int) -> int:
+        return 1
+
+
+NEVER = _Never(2**62)
+
+
 def check_intervals(**intervals: Any) -> None:
     for name, interval in intervals.items():
-        if interval is None and name == "scalar_interval":
+        if interval is None:
             continue
         if isinstance(interval, bool) or not isinstance(interval, numbers.Integral) or interval < 1:
-            raise ValueError(f"{name} is {interval!r}; it must be a whole number of steps, at least 1.")
+            raise ValueError(
+                f"{name} is {interval!r}; it must be a whole number of steps, at least 1, or None for never."
+            )
 
 
 def checked_folder(logdir: Any, writer: Any) -> Path:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tbnum.arguments import (
+    NEVER,
     check_intervals,
     check_max_tensor_bytes,
     check_no_unknown,
@@ -75,8 +76,8 @@ def wrap(
     logdir: str | os.PathLike[str] | None = None,
     writer: SummaryWriter | None = None,
     model: nn.Module | Mapping[str, nn.Module] | None = None,
-    tensor_interval: int = 50,
-    histogram_interval: int = 1000,
+    tensor_interval: int | None = 50,
+    histogram_interval: int | None = 1000,
     activations: bool | Sequence[str] = False,
     scalar_interval: int | None = 10,
     tensorboard_tensors: bool = False,
@@ -101,6 +102,7 @@ def wrap(
         model: gives the tensors their names. Without it they are `group0.param3`.
         tensor_interval: steps between measurements that need more than the gradients (`param_norm`, `update_norm`).
         histogram_interval: steps between histograms of each tensor; that of all of them comes with `tensor_interval`.
+            None turns an interval off.
         activations: True to measure the outputs of every module, and the gradients with respect to them, with
             `tensor_interval`; or names of modules, with `*` and `?` as in file names. Needs `model`.
         scalar_interval: steps between scalars for TensorBoard's own dashboards; None writes nothing there. The record
@@ -136,6 +138,10 @@ def wrap(
     check_max_tensor_bytes(max_tensor_bytes)
     settings = checked_config(config)
     folder = checked_folder(logdir, writer)
+    if activations and tensor_interval is None:
+        raise ValueError(
+            f"activations={activations!r} are measured every tensor_interval steps, and tensor_interval is None."
+        )
     if activations and not modules:
         raise ValueError(f"activations={activations!r} needs model=, whose modules are to be watched.")
     known = already_wrapped(optimizers, its_scaler, folder, users_place())
@@ -147,8 +153,8 @@ def wrap(
         folder=folder,
         writer=writer,
         modules=modules,
-        tensor_interval=tensor_interval,
-        histogram_interval=histogram_interval,
+        tensor_interval=NEVER if tensor_interval is None else tensor_interval,
+        histogram_interval=NEVER if histogram_interval is None else histogram_interval,
         activations=activations,
         scalar_interval=scalar_interval,
         tensorboard_tensors=tensorboard_tensors,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -70,6 +71,19 @@ def test_without_a_scalar_interval_nothing_is_written_for_the_dashboards(tmp_pat
     assert tags(tmp_path) == set()
     (run,) = tbnum.read(tmp_path).values()
     assert len(run.steps["step"]) == 2 and run.histograms["gradient"].steps.tolist() == [0]
+
+
+def test_an_interval_of_none_measures_nothing_and_records_every_step(tmp_path: Path) -> None:
+    trained(tmp_path / "none", 4, tensor_interval=None, histogram_interval=None)
+    run = tbnum.read(tmp_path)["none"]
+    assert len(run.steps["step"]) == 4 and np.isfinite(run.steps["grad_norm"]).all()
+    assert np.isnan(run.steps["param_norm"]).all() and set(run.tensors) <= {"grad_norm"} and list(run.histograms) == []
+    assert {"tbnum/param_norm", "tbnum/gradient_log2"}.isdisjoint(tags(tmp_path / "none"))
+    trained(tmp_path / "whole", 4, histogram_interval=None)
+    run = tbnum.read(tmp_path)["whole"]
+    assert run.histograms["gradient"].at(0).names == ("*",)
+    with pytest.raises(ValueError, match="activations=True are measured every tensor_interval steps"):
+        trained(tmp_path / "not", 1, tensor_interval=None, activations=True)
 
 
 @pytest.mark.parametrize("interval", [0, -1, 1.5, True, "10"])

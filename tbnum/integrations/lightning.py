@@ -43,8 +43,8 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
             another logger that has one. A resumed training goes on in the same record where the folder is the same.
         optimizer_names: where `configure_optimizers` returns several, their names in the record, in that order;
             without it `optimizer0`, `optimizer1` and so on.
-        tensor_interval, histogram_interval, activations, scalar_interval, tensorboard_tensors, max_tensor_bytes,
-            config, verbose: as of `tbnum.wrap`.
+
+    All other options are those of `tbnum.wrap`.
 
     Costs what `tbnum.wrap` does. Where a training cannot be recorded, a warning says why, and it runs all the same.
 
@@ -58,8 +58,8 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
         logdir: str | os.PathLike[str] | None = None,
         *,
         optimizer_names: Sequence[str] | None = None,
-        tensor_interval: int = 50,
-        histogram_interval: int = 1000,
+        tensor_interval: int | None = 50,
+        histogram_interval: int | None = 1000,
         activations: bool | Sequence[str] = False,
         scalar_interval: int | None = 10,
         tensorboard_tensors: bool = False,

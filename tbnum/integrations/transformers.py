@@ -36,8 +36,8 @@ class NumericsCallback(TrainerCallback, ExportableState):
             `<output_dir>/tbnum` where there is none or several processes train. TensorBoardCallback names its folder
             by the time, so a training that is resumed goes on in the folder of the one before, if that is in the same
             `output_dir`.
-        tensor_interval, histogram_interval, activations, scalar_interval, tensorboard_tensors, max_tensor_bytes,
-            config, verbose: as of `tbnum.wrap`.
+
+    All other options are those of `tbnum.wrap`.
 
     Costs what `tbnum.wrap` does. Where a training cannot be recorded, a warning says why, and it runs all the same.
 
@@ -50,8 +50,8 @@ class NumericsCallback(TrainerCallback, ExportableState):
         self,
         logdir: str | os.PathLike[str] | None = None,
         *,
-        tensor_interval: int = 50,
-        histogram_interval: int = 1000,
+        tensor_interval: int | None = 50,
+        histogram_interval: int | None = 1000,
         activations: bool | Sequence[str] = False,
         scalar_interval: int | None = 10,
         tensorboard_tensors: bool = False,
