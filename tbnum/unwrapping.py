@@ -144,11 +144,15 @@ def _is_a_function(given: Any) -> bool:
 def _no_scaler(given: Any) -> str:
     if isinstance(given, type):
         hint = f"pass the {given.__name__} that the loop uses, not its class."
-    elif isinstance(given, (str, os.PathLike)):
+    elif isinstance(given, torch.optim.Optimizer):
+        hint = "several optimizers go into a mapping, {'name': optimizer, ...}, as the first argument."
+    elif isinstance(given, nn.Module):
+        hint = "pass the scaler of the loop, or None where there is none. The model goes to model=."
+    elif isinstance(given, (str, os.PathLike)) or hasattr(given, "add_scalar"):
         hint = "pass the scaler of the loop, or None where there is none. Loggers go to writer=, folders to logdir=."
     elif isinstance(given, (int, float, torch.Tensor)) or hasattr(given, "loss_scale") or hasattr(given, "cur_scale"):
         hint = "of a scale of your own give a function that returns what the loss is multiplied by now, lambda: scale."
-    elif callable(given) and not isinstance(given, (nn.Module, torch.optim.Optimizer)):
+    elif callable(given):
         hint = "a function is to take no arguments, and to return what the loss is multiplied by now."
     else:
         hint = "pass the scaler of the loop, or None where there is none."

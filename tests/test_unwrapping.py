@@ -276,9 +276,9 @@ def test_a_function_that_gives_a_scale_is_taken_as_it_is() -> None:
         (1024.0, "lambda: scale"),
         (torch.tensor(2.0), "lambda: scale"),
         (lambda loss: loss * 2, "a function is to take no arguments"),
-        (nn.Linear(2, 1), "pass the scaler of the loop"),
+        (nn.Linear(2, 1), "The model goes to model="),
         ("runs/gpt", "folders to logdir="),
-        (sgd(), "pass the scaler of the loop"),
+        (sgd(), "several optimizers go into a mapping"),
         (Precision(None), "pass the scaler of the loop"),
     ],
 )

@@ -17,6 +17,7 @@ from torch import nn
 from tbnum.measure.extremes import limit_of
 from tbnum.observe.names import named_modules, named_parameters
 from tbnum.observe.origin import Cause, WatchedRun
+from tbnum.observe.origin_text import dtype_name, message
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.rewind import Kept, Moment, parameters_of_all
 from tbnum.observe.samples import Samples
@@ -108,38 +109,95 @@ def replay(
     optimizers = list(optimizers)
     _check(closure, models, optimizers)
     samples = None if batch is None else Samples(batch)
-    kept = Kept(models, optimizers, scaler)
-
-    def run(given: Any = None, look_into: Cause | None = None) -> tuple[WatchedRun, Cause]:
-        kept.rewind()
-        kept.begin(at)
-        watched = WatchedRun(models, kept.hide_gradient, look_into)
-        with muted(), _no_step(optimizers), watched.watching():
-            closure() if samples is None else closure(samples.copy() if given is None else given)
-        return watched, watched.cause()
-
+    runs = _Runs(closure, samples, models, optimizers, Kept(models, optimizers, scaler), at, muted)
     try:
-        first, cause = run()
+        return runs.origin()
+    finally:
+        runs.kept.rewind()
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs the closure as often as it takes, each time from the same state."""
+
+    closure: Callable[..., Any]
+    samples: Samples | None
+    models: Mapping[str, nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer]
+    kept: Kept
+    at: Moment | None
+    muted: Callable[[], contextlib.AbstractContextManager[Any]]
+
+    def origin(self) -> Origin:
+        first, cause = self._run()
         if not first.backwards:
             raise RuntimeError(
                 "the closure ran no backward, so there is nothing to replay: it has to run forward and backward, as "
                 "in monitor.replay(lambda: scaler.scale(loss_fn(model(x))).backward())."
             )
         if cause.what in ("output", "gradient") and cause.inputs_finite:
-            closer, _ = run(look_into=cause)
+            closer, _ = self._run(look_into=cause)
             if closer.operation is not None:  # a float16 overflow that leaves the module as float32, say
                 cause = dataclasses.replace(cause, operation=closer.operation[0], tensor=closer.operation[1])
-        culprits = None
-        if samples is not None and cause.phase != "none":
+        return _origin(cause, first, self.models, self.samples, self._culprits(cause))
 
-            def fails(given: Any) -> bool:
-                _, again = run(given)
-                return (again.phase, again.module) == (cause.phase, cause.module)
+    def _run(self, given: Any = None, look_into: Cause | None = None) -> tuple[WatchedRun, Cause]:
+        self.kept.rewind()
+        self.kept.begin(self.at)
+        watched = WatchedRun(self.models, self.kept.hide_gradient, look_into)
+        with self.muted(), _no_step(self.optimizers), watched.watching():
+            if self.samples is None:
+                self.closure()
+            else:
+                self.closure(self.samples.copy() if given is None else given)
+        return watched, watched.cause()
 
-            culprits = samples.find(fails)
-        return _origin(cause, first, models, samples, culprits)
-    finally:
-        kept.rewind()
+    def _culprits(self, cause: Cause) -> tuple[int, ...] | None:
+        """The samples that do it, each alone."""
+        if self.samples is None or cause.phase == "none":
+            return None
+
+        def fails(given: Any) -> bool:
+            _, again = self._run(given)
+            return (again.phase, again.module) == (cause.phase, cause.module)
+
+        return self.samples.find(fails)
+
+
+def _origin(
+    cause: Cause,
+    run: WatchedRun,
+    models: Mapping[str, nn.Module],
+    samples: Samples | None,
+    culprits: tuple[int, ...] | None,
+) -> Origin:
+    tensor = cause.tensor
+    return Origin(
+        module=cause.module,
+        phase=cause.phase,
+        what=cause.what,
+        shape=None if tensor is None else tensor.shape,
+        dtype=None if tensor is None else dtype_name(tensor.dtype),
+        largest=None if tensor is None else tensor.largest,
+        limit=None if tensor is None else limit_of(tensor.dtype),
+        inputs_finite=cause.inputs_finite,
+        operation=cause.operation,
+        samples=culprits,
+        message=message(
+            cause, run, _bad_parameters(models, cause.module), None if samples is None else samples.size, culprits
+        ),
+    )
+
+
+def _bad_parameters(models: Mapping[str, nn.Module], module: str | None) -> list[str]:
+    """Of the module itself, and where it has none but in other modules, of those."""
+    if module is None:
+        return []
+    found = next((each for name, each in named_modules(models, inside_compiled=True) if name == module), None)
+    if found is None:
+        return []
+    named: list[tuple[str, torch.Tensor]] = [*found.named_parameters(recurse=False)] or [*named_parameters("", found)]
+    return [name for name, parameter in named if not bool(torch.isfinite(parameter.detach()).all())]
 
 
 def _check(
@@ -193,110 +251,3 @@ def _no_step(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-# -- in words ----------------------------------------------------------------------------------------------------------
-
-
-def _origin(
-    cause: Cause,
-    run: WatchedRun,
-    models: Mapping[str, nn.Module],
-    samples: Samples | None,
-    culprits: tuple[int, ...] | None,
-) -> Origin:
-    tensor = cause.tensor
-    sentence = _nothing_found(run) if tensor is None else _sentence(cause, _bad_parameters(models, cause.module))
-    if samples is not None and culprits is not None:
-        sentence += f"; {_samples_in_words(culprits, samples.size)}"
-    return Origin(
-        module=cause.module,
-        phase=cause.phase,
-        what=cause.what,
-        shape=None if tensor is None else tensor.shape,
-        dtype=None if tensor is None else _name(tensor.dtype),
-        largest=None if tensor is None else tensor.largest,
-        limit=None if tensor is None else limit_of(tensor.dtype),
-        inputs_finite=cause.inputs_finite,
-        operation=cause.operation,
-        samples=culprits,
-        message=f"{sentence}.",
-    )
-
-
-def _nothing_found(run: WatchedRun) -> str:
-    at = f", at {_module(run.largest_gradient_at)}" if run.largest_gradient_at is not None else ""
-    return (
-        "Everything was finite in this replay, loss and gradients; the largest gradient on its way was "
-        f"{run.largest_gradient:.3g}{at}. The step may have run with another scale, batch or random state"
-    )
-
-
-def _sentence(cause: Cause, bad_parameters: Sequence[str]) -> str:
-    tensor = cause.tensor
-    assert tensor is not None
-    module = _module(cause.module)
-    by = f", by {_CALLED.get(cause.operation, cause.operation)}" if cause.operation else ""
-    what = f"{_name(tensor.dtype)} of shape {tensor.shape}{by}"
-    range_ = f"{_name(tensor.dtype)} ends at {limit_of(tensor.dtype):.6g}"
-    there = (
-        "no value there is finite" if tensor.largest is None else f"the largest finite value is {tensor.largest:.6g}"
-    )
-    ends = f"{there}, and {range_}"
-    if bad_parameters and cause.phase == "forward":
-        return (
-            f"Parameters of {module} are not finite ({', '.join(bad_parameters[:4])}), and so no batch can pass it: "
-            "go back to a checkpoint in which they are"
-        )
-    if cause.phase == "backward":
-        if cause.sum_of_finite:
-            return f"Gradients that are finite each add up to {tensor.kind} at {module}: {what}; {ends}"
-        if cause.module is None:
-            return f"The backward of the loss, after the model, makes {tensor.kind}: {what}; {ends}"
-        if not cause.inputs_finite:
-            return (
-                f"The forward is finite; the gradient of the output of {module} holds {tensor.kind} already when it "
-                f"comes from the loss, after the model: {what}; {ends}"
-            )
-        return (
-            f"The forward is finite; gradients come finite into {module}, and its backward makes {tensor.kind}: "
-            f"{what}; {ends}"
-        )
-    if cause.what == "loss":
-        return f"Every module's output is finite; the loss, after the model, is {tensor.kind}: {what}; {ends}"
-    if cause.module is None:
-        return f"What the model is given is not finite already: {tensor.kind} in the input of {_module(cause.consumer)}"
-    inputs = "not finite" if not cause.inputs_finite else f"finite (up to {cause.largest_input or 0:.4g})"
-    where = "" if cause.consumer is None else f", in its own code before it calls {_module(cause.consumer)}"
-    return f"The forward of {module} makes {tensor.kind}{where}: its input is {inputs}, its result {what}; {ends}"
-
-
-_CALLED = {"_to_copy": "a cast"}
-
-
-def _samples_in_words(culprits: Sequence[int], size: int) -> str:
-    if not culprits:
-        return f"no sample of the {size} does it alone"
-    if len(culprits) == 1:
-        return f"sample {culprits[0]} of the {size} does it"
-    shown = ", ".join(map(str, culprits[:8])) + (f" and {len(culprits) - 8} more" if len(culprits) > 8 else "")
-    return f"samples {shown} of the {size} do it, each alone"
-
-
-def _module(name: str | None) -> str:
-    return repr(name) if name else "the model itself"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _bad_parameters(models: Mapping[str, nn.Module], module: str | None) -> list[str]:
-    """Of the module itself, and where it has none but in other modules, of those."""
-    if module is None:
-        return []
-    found = next((each for name, each in named_modules(models, inside_compiled=True) if name == module), None)
-    if found is None:
-        return []
-    named: list[tuple[str, torch.Tensor]] = [*found.named_parameters(recurse=False)] or [*named_parameters("", found)]
-    return [name for name, parameter in named if not bool(torch.isfinite(parameter.detach()).all())]
