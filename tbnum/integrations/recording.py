@@ -23,7 +23,11 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _FOUND = ("optimizer", "scaler", "logdir", "writer", "model")  # arguments of wrap that the framework tells
-OPTIONS = tuple(name for name in inspect.signature(wrap).parameters if name not in _FOUND)
+OPTIONS = tuple(
+    name
+    for name, parameter in inspect.signature(wrap).parameters.items()
+    if name not in _FOUND and parameter.kind is parameter.KEYWORD_ONLY
+)
 
 
 def harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
