@@ -15,7 +15,10 @@ import tbnum.monitor
 from benchmarks.passes import Passes
 from tbnum.log import writer
 from tbnum.observe import grad_scaler
-from tbnum.observe.steps import StepObserver
+from tbnum.observe.clips import Clips
+from tbnum.observe.losses import Losses
+from tbnum.observe.scalers import Scalers
+from tbnum.observe.updates import Updates
 
 __all__ = ["Clock", "Spent"]
 
@@ -24,7 +27,7 @@ _HOOKS = [
     (torch.nn.Module, ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook")),
     (torch.Tensor, ("register_hook",)),
 ]
-_QUESTIONS = {"name_of", "optimizers"}  # of the observer: too short to clock
+_PARTS = (Losses, Clips, Scalers, Updates)  # of the observer, with the methods that hooks call
 
 
 class Spent(NamedTuple):
@@ -43,8 +46,8 @@ class Clock:
     """While it is open, calls of tbnum from the training thread are clocked, the outermost each.
 
     Clocked are the hooks that tbnum registers with torch, what clipping and the scaler tell the observer, and
-    `log_loss`. Not clocked is what surrounds the observer in a seen clip and a swapped scaler: some microseconds a
-    step. What a pass is, `Passes` says. The clock has to be opened before `tbnum.wrap`.
+    `log_loss`. Not clocked is what surrounds these in a clip, a backward and a method of the scaler: some
+    microseconds a step. What a pass is, `Passes` says. The clock has to be opened before `tbnum.wrap`.
     """
 
     def __init__(self) -> None:
@@ -74,11 +77,12 @@ class Clock:
         for owner, names in _HOOKS:
             for name in names:
                 self._replace(owner, name, self._registering(getattr(owner, name)))
-        for name, method in list(vars(StepObserver).items()):
-            if callable(method) and not name.startswith("_") and name not in _QUESTIONS:
-                self._replace(StepObserver, name, self._entry(method))
+        for part in _PARTS:
+            for name, method in list(vars(part).items()):
+                if callable(method) and not name.startswith("_"):
+                    self._replace(part, name, self._entry(method))
         self._replace(tbnum.monitor.Monitor, "log_loss", self._entry(tbnum.monitor.Monitor.log_loss))
-        self._replace(grad_scaler, "_follow_all", self._entry(grad_scaler._follow_all))
+        self._replace(grad_scaler, "_remember_all", self._entry(grad_scaler._remember_all))
         self._replace(writer._Sink, "round", self._background_round(writer._Sink.round))
 
     def _replace(self, owner: Any, name: str, by: Any) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tbnum.arguments import (
     NEVER,
     check_intervals,
+    check_loss_name,
     check_max_tensor_bytes,
     check_no_unknown,
     checked_config,
@@ -45,7 +46,7 @@ from tbnum.observe.caller import users_place, warn
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.coverage import Coverage
 from tbnum.observe.float8 import Float8Watch, has_float8
-from tbnum.observe.grad_scaler import observe_scaler
+from tbnum.observe.grad_scaler import observe_scalers
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
 from tbnum.observe.interval_watch import IntervalWatch, IntervalWatches
 from tbnum.observe.optimizer import observe_optimizer
@@ -56,6 +57,8 @@ from tbnum.observe.sentinels import Sentinels
 from tbnum.observe.shards import Layouts
 from tbnum.observe.steps import StepObserver
 from tbnum.observe.transfer import hold
+from tbnum.observe.unused import likely_reason
+from tbnum.observe.zero_grad import observe_zero_grad
 from tbnum.recorder import Recorder
 from tbnum.run import Run
 from tbnum.terminal import announce, print_live
@@ -199,16 +202,18 @@ class Monitor:
             optimizers, scaler, folder, writer, modules, scalar_interval, config, max_tensor_bytes, tensorboard_tensors
         )
         self._recorder.watch(self._sentinels, self._activations)
-        self._scale = None if isinstance(scaler, torch.amp.GradScaler) else scaler
-        if not isinstance(scaler, torch.amp.GradScaler):
-            scaler = None
+        self._scale = None if isinstance(scaler, torch.amp.GradScaler) else scaler  # of the loop's own
+        scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
         self._observer = StepObserver(
             optimizers,
             scaler,
+            self._scale,
             on_step=self._recorder.on_step,
-            on_sighting=self._recorder.on_sighting,
+            on_observation=self._recorder.on_observation,
             on_first_step=functools.partial(_first_step, weakref.ref(self)),
             on_close=functools.partial(_closed, weakref.ref(self)),
+            on_unused=functools.partial(_unused, weakref.ref(self)),
+            on_found=self._recorder.found_scaler,
             verify_interval=scalar_interval or VERIFY_INTERVAL,
             tensor_interval=tensor_interval,
             histogram_interval=histogram_interval,
@@ -227,8 +232,8 @@ class Monitor:
                 self._releases.append(observe_optimizer(each, self._observer, owner=self))
             self._releases.append(observe_clipping(self._observer))
             self._releases.append(observe_backward(self._observer))
-            if scaler is not None:
-                self._releases.append(observe_scaler(scaler, self._observer))
+            self._releases.append(observe_zero_grad(self._observer, optimizers.values()))
+            self._releases.append(observe_scalers(self._observer))
         except BaseException:
             self._release()
             self._recorder.close()
@@ -274,20 +279,23 @@ class Monitor:
         self._observer.drain()
         return self._recorder.skipped_steps
 
-    def log_loss(self, loss: Tensor | float) -> None:
-        """Tell the loss of this step, in place of what is seen of it.
+    def log_loss(self, loss: Tensor | float, name: str | None = None) -> None:
+        """Report the loss of this attempt, in place of what backward began with; or with `name` a part of it.
 
-        Seen are losses that go through an enabled scaler, and without one those whose `backward()` changes gradients
-        of the optimizer. Some loops have another number to show: a loss without its penalty, or the mean over ranks.
-
-        To be called before `optimizer.step()`, which closes the step. Called several times in a step (accumulation),
-        the losses add up, as those of `scaler.scale` do. A loss that is not a single number is summed. No host sync.
+        Some loops have another number to show: a loss without its penalty, before it was divided by the
+        accumulation or multiplied by the number of tokens, or the mean over ranks. It counts for the attempt that is
+        open, or else for the next; with `name` it is the column `loss/<name>` of the step. To be called before
+        `optimizer.step()`. Called several times in an attempt (accumulation), the losses of a name add up. A loss that
+        is not a single number is summed. No host sync.
 
         Raises:
             TypeError: `loss` is neither a tensor nor a number.
+            ValueError: `name` cannot be the name of a column.
         """
         if is_over(self, "log_loss()"):
             return
+        if name is not None:
+            check_loss_name(name)
         if isinstance(loss, Tensor) and not loss.is_complex():
             loss = loss.detach()
             if loss.numel() != 1 and not self._has_summed:
@@ -296,9 +304,9 @@ class Monitor:
                     f"log_loss() got a tensor of shape {tuple(loss.shape)}, whose elements are summed. Give "
                     "loss.mean() or loss.sum(), whichever the curve is to show."
                 )
-            self._observer.loss_logged(hold(loss if loss.numel() == 1 else loss.double().sum()))
+            self._observer.loss_logged(hold(loss if loss.numel() == 1 else loss.double().sum()), name)
         elif isinstance(loss, (int, float, np.number)) or (isinstance(loss, np.ndarray) and loss.size == 1):
-            self._observer.loss_logged(float(loss))
+            self._observer.loss_logged(float(loss), name)
         else:
             raise TypeError(f"log_loss() takes a real tensor or a number, not {type(loss).__name__}: {loss!r}.")
 
@@ -352,7 +360,7 @@ class Monitor:
             Exception: whatever the closure raises.
         """
         modules = {name: module for name, ref in self._modules.items() if (module := ref()) is not None}
-        open_step = self._observer.backward_began or self._starts.last is None
+        open_step = self._observer.has_gradients or self._starts.last is None
         return replay(
             closure,
             batch,
@@ -375,7 +383,7 @@ class Monitor:
         """A note at the current step, shown in the panel. `data` is kept with it, as JSON can hold it."""
         if is_over(self, "annotate()"):
             return
-        self._observer.sight("annotation", {**data, "text": str(text)})
+        self._observer.observe("annotation", {**data, "text": str(text)})
 
     def on_event(self, callback: Callable[[Event], None]) -> None:
         """Call `callback(event)` for each event as it becomes known, explained by what is known then.
@@ -411,6 +419,11 @@ class Monitor:
         self._recorder.write_activations(wait=True)
         self._recorder.flush()
 
+    def __del__(self) -> None:
+        """The optimizer is gone, and nobody called close(): hand on what was noted and not written yet."""
+        with contextlib.suppress(Exception):
+            self._observer.drain(wait=True)
+
     def close(self) -> None:
         """Take every hook off, write what is left and close the files. A second call does nothing."""
         if self not in open_monitors:
@@ -432,7 +445,7 @@ class Monitor:
         self._observer.drain(wait=True)
         error = getattr(sys, "last_value", None)  # an exception that nobody caught, since this was wrapped
         if error is not None and id(error) != self._earlier_error:
-            self._observer.sight("crash", _crash(error))
+            self._observer.observe("crash", _crash(error))
         self._recorder.write_flight()
 
     def _closed(self, next_step: int) -> None:
@@ -440,7 +453,7 @@ class Monitor:
         if next_step % self._tensor_interval == 0:
             self._look_at_coverage()
         if self._uncovered is not None:
-            self._observer.sight("untrained_parameters", self._uncovered)
+            self._observer.observe("untrained_parameters", self._uncovered)
             self._uncovered = None
         self._starts.step_begins(self._observer.scaler)
         for watcher in (self._sentinels, self._activations):
@@ -460,6 +473,16 @@ class Monitor:
         event = Event(self.step, time.time(), "untrained_parameters", data=self._uncovered)
         explained = explained_event(Known.of(event), None)
         warn(f"{explained.message} {explained.remedy}")
+
+    def _unused(self, optimizer: str, backwards: int) -> None:
+        alive = self._observer.optimizers().get(optimizer)
+        reason = None if alive is None else likely_reason(alive)
+        label = optimizer if self._observer.has_several else None
+        self._observer.observe("never_stepped", {"backwards": backwards, "reason": reason}, label)
+        warn(
+            f"{backwards} backwards wrote to gradients of {type(alive).__name__} that were thrown away: it does not "
+            f"step, and nothing is recorded. {reason}"
+        )
 
     def _first_step(self) -> None:
         """Before the first step of a session: whether it continues a run, where, and what its checkpoint lost."""
@@ -489,10 +512,10 @@ class Monitor:
         scaler = self._observer.scaler
         scale = None if scaler is None else scaler.get_scale()  # waits for the device, once in a continued session
         previous = None if state is None else state.get("session")
-        self._observer.sight("resume", {"from_step": step, "how": how, "previous_session": previous})
+        self._observer.observe("resume", {"from_step": step, "how": how, "previous_session": previous})
         expected = None if state is None else state.get("loss_scale")
         for kind, optimizer, data in lost_state(past, step, optimizers, scale, expected):
-            self._observer.sight(kind, data, optimizer)
+            self._observer.observe(kind, data, optimizer)
         self._recorder.redraw(past, step)
 
     def _scaler_given(self) -> torch.amp.GradScaler | Callable[[], float] | None:
@@ -517,13 +540,13 @@ class Monitor:
         Waits for the device. `torch.save` and `torch.load(weights_only=True)` take it.
         """
         self._observer.drain(wait=True)
-        scaler = None if self._scaler is None else self._scaler()
+        scaler = self._observer.scaler
         return {
             "version": STATE_VERSION,
             "step": self.step,
             "skipped_steps": self._recorder.skipped_steps,
             "session": self._recorder.session,
-            "loss_scale": scaler.get_scale() if scaler is not None and scaler.is_enabled() else None,
+            "loss_scale": scaler.get_scale() if scaler is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -549,7 +572,7 @@ class Monitor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, (Exception, KeyboardInterrupt)):
-            self._observer.sight("crash", _crash(error))
+            self._observer.observe("crash", _crash(error))
         self.close()
 
 
@@ -557,6 +580,12 @@ def _closed(ref: weakref.ref[Monitor], next_step: int) -> None:
     monitor = ref()
     if monitor is not None:
         monitor._closed(next_step)
+
+
+def _unused(ref: weakref.ref[Monitor], optimizer: str, backwards: int) -> None:
+    monitor = ref()
+    if monitor is not None:
+        monitor._unused(optimizer, backwards)
 
 
 def _first_step(ref: weakref.ref[Monitor]) -> None:

@@ -37,7 +37,7 @@ from tbnum.log.writer import LogWriter
 from tbnum.observe.gradients import parameters_of
 from tbnum.observe.names import named_parameters
 from tbnum.observe.ranks import rank_and_world_size
-from tbnum.observe.records import OptimizerRecord, Shares, Sighting, StepRecord
+from tbnum.observe.records import Observation, OptimizerRecord, Shares, StepRecord
 from tbnum.observe.shards import Layout, Parts
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ FLIGHT_STEPS = 32  # whose per-tensor norms stay in memory, to be written around
 
 
 class Recorder:
-    """Turns steps and sightings into rows and events, and hands them to the log, the dashboards and callbacks."""
+    """Turns steps and observations into rows and events, and hands them to the log, the dashboards and callbacks."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Recorder:
         self.folder = folder
         self._rank, self._world_size = rank, world_size
         self._groups = {name: len(each.param_groups) for name, each in optimizers.items()}
+        self._losses: tuple[str, ...] = ()  # names of losses that the loop reports
         self._layouts: dict[str, dict[str, Any]] = {}  # of optimizers whose tensors are spread over ranks
         self._start_time = time.time()
         meta = {
@@ -99,7 +100,7 @@ class Recorder:
         self._explainer = LiveExplainer(meta)
         rival = writing_now(folder, rank)
         self._log = LogWriter(
-            folder, columns=step_columns(self._groups), meta=meta, rank=rank, max_tensor_bytes=max_tensor_bytes
+            folder, columns=step_columns(self._groups, own_losses=True), meta=meta, rank=rank, max_tensor_bytes=max_tensor_bytes
         )
         if rival is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
             warn(
@@ -155,12 +156,13 @@ class Recorder:
         if record.step % STEPS_A_LOOK == 0:
             self._report_spikes()
 
-    def on_sighting(self, sighting: Sighting) -> None:
-        self._event(
-            Event(
-                sighting.step, sighting.wall_time, sighting.kind, optimizer=sighting.optimizer, data=dict(sighting.data)
-            )
-        )
+    def on_observation(self, observation: Observation) -> None:
+        facts = (observation.step, observation.wall_time, observation.kind)
+        self._event(Event(*facts, optimizer=observation.optimizer, data=dict(observation.data)))
+
+    def found_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """A scaler that nobody gave takes part in the loop."""
+        self._log.update_meta(scaler=settings_of(scaler))
 
     def _report_spikes(self) -> None:
         """Spikes that the newest steps show; they are worked out again whenever the log is read, and not written."""
@@ -244,9 +246,10 @@ class Recorder:
             name: max(count, len(record.optimizers[name].lr) if name in record.optimizers else 0)
             for name, count in self._groups.items()
         }
-        if groups != self._groups:  # a parameter group was added
-            self._groups = groups
-            self._log.set_columns(step_columns(groups, self._layouts))
+        losses = tuple(name for name in record.named_losses if name not in self._losses)
+        if groups != self._groups or losses:  # a parameter group was added, or a loss named
+            self._groups, self._losses = groups, self._losses + losses
+            self._lay_out()
         values: list[float | bool] = [
             record.step,
             record.wall_time,
@@ -265,6 +268,9 @@ class Recorder:
             if name in self._layouts:
                 shares = one.shares or _NO_SHARES
                 values += [shares.grad_norm, shares.grad_norm_clipped, shares.param_norm, shares.update_norm]
+        values += [record.named_losses.get(name, math.nan) for name in self._losses]
+        if len(groups) > 1:
+            values += [record.optimizers.get(name, _ABSENT).loss for name in groups]
         return self._log.columns, tuple(values)
 
     def on_layout(self, name: str, layout: Layout) -> None:
@@ -279,7 +285,10 @@ class Recorder:
             "placements": layout.placements,
         }
         self._log.update_meta(layouts=self._layouts)
-        self._log.set_columns(step_columns(self._groups, self._layouts))
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        self._log.set_columns(step_columns(self._groups, self._layouts, terms=self._losses, own_losses=True))
 
     def _label(self, optimizer: str) -> str | None:
         return optimizer if len(self._groups) > 1 else None
@@ -463,6 +472,8 @@ def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[
         data["new_scale"] = record.new_scale
     if kind == "nonfinite_step":
         data["nonfinite_tensors"] = max(one.nonfinite_tensors, one.nonfinite_after)
+    if one.dropped is not None:
+        data["dropped"] = one.dropped
     if one.parameters_nonfinite is not None:
         data["params_nonfinite"] = one.parameters_nonfinite
     return data

@@ -132,8 +132,8 @@ def test_the_defaults_of_the_benchmark_are_those_of_wrap(tmp_path: Path) -> None
     training = overhead.ManyTensors(2)
     watch = Tbnum()
     watch.attach(training, tmp_path)
-    observer = watch._monitor._observer  # type: ignore[union-attr]
-    held = (observer._verify_interval, observer._tensor_interval, observer._histogram_interval)
+    meter = watch._monitor._observer._loop.meter  # type: ignore[union-attr]
+    held = (meter._verify_interval, meter._tensor_interval, meter._histogram_interval)
     training.step(watch)
     watch.detach()
     assert held == tuple(DEFAULTS.values())
@@ -141,12 +141,12 @@ def test_the_defaults_of_the_benchmark_are_those_of_wrap(tmp_path: Path) -> None
 
 def test_a_clock_leaves_tbnum_as_it_was() -> None:
     from tbnum.measure import norms
-    from tbnum.observe import steps
+    from tbnum.observe import losses, meter
 
-    before = (steps.norms_of, norms.norms_of, dict(vars(steps.StepObserver)))
+    before = (meter.norms_of, norms.norms_of, dict(vars(losses.Losses)))
     with Clock().running():
-        assert steps.norms_of is not before[0]
-    assert (steps.norms_of, norms.norms_of, dict(vars(steps.StepObserver))) == before
+        assert meter.norms_of is not before[0]
+    assert (meter.norms_of, norms.norms_of, dict(vars(losses.Losses))) == before
 
 
 def test_a_target_is_the_most_or_the_least() -> None:

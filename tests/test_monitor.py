@@ -473,7 +473,7 @@ def test_a_scale_set_by_the_user_is_scale_set_wherever_update_is_called(tmp_path
     assert run.events[0].data == {"old_scale": 1024.0, "new_scale": 128.0}
 
 
-def test_an_update_without_a_step_makes_events_only(tmp_path: Path) -> None:
+def test_an_update_without_a_step_is_an_attempt_that_the_loop_gave_up(tmp_path: Path) -> None:
     model = Half()
     optimizer, scaler = OPTIMIZERS["SGD"](model.parameters()), scaler_for(1024.0)
     with tbnum.wrap(optimizer, scaler, logdir=tmp_path):
@@ -484,19 +484,23 @@ def test_an_update_without_a_step_makes_events_only(tmp_path: Path) -> None:
         optimizer.zero_grad()
         losses = train(model, optimizer, scaler, batches(1, seed=5))
     (run,) = tbnum.read(tmp_path).values()
-    assert len(run.steps["step"]) == 2 and not run.steps["skipped"].any()
-    assert [event.kind for event in run.events] == ["scale_backoff"]
-    assert run.steps["loss"][1] == pytest.approx(losses[0])
+    assert run.steps["skipped"].tolist() == [False, True, False]
+    assert [event.kind for event in run.events] == ["skip", "scale_backoff"]
+    assert run.events[0].data["dropped"] == "loss" and run.steps["loss"][1] == math.inf
+    assert run.steps["loss"][2] == pytest.approx(losses[0])
 
 
-def test_a_step_past_the_scaler_is_an_event_and_no_step(tmp_path: Path) -> None:
+def test_a_step_past_the_scaler_is_an_event_and_a_step_with_gradients_that_carry_the_scale(tmp_path: Path) -> None:
     model = Half()
     optimizer, scaler = OPTIMIZERS["SGD"](model.parameters()), scaler_for(1024.0)
     with tbnum.wrap(optimizer, scaler, logdir=tmp_path) as monitor:
         scaler.scale(model(batches(1)[0]).mean()).backward()
         optimizer.step()
-        assert monitor.step == 0
+        assert monitor.step == 1
     assert kinds_of(tmp_path) == ["step_bypassed_scaler"]
+    (run,) = tbnum.read(tmp_path).values()
+    assert run.steps["loss_scale"][0] == 1024.0
+    assert run.steps["grad_norm_clipped"][0] == pytest.approx(1024.0 * run.steps["grad_norm"][0], rel=1e-6)
 
 
 def test_nan_written_after_unscale_is_a_nonfinite_step_and_not_a_skip(tmp_path: Path) -> None:

@@ -226,6 +226,40 @@ def _named(seen: Occurrence) -> str:
 _NEWER = Kind("info", lambda seen: f"{seen.event.kind} (unknown to this version of tbnum).", "")
 
 KINDS: dict[str, Kind] = {
+    "scaler_found": Kind(
+        "info",
+        lambda seen: f"A {seen.event.data.get('scaler', 'GradScaler')} takes part in the loop: it is followed.",
+        NOTHING,
+    ),
+    "own_scale": Kind(
+        "warning",
+        lambda seen: (
+            f"Gradients were divided by a power of two after backward{at_place(seen.event)}: the loop may multiply its "
+            "losses by a scale of its own, so losses are unknown."
+        ),
+        "Give tbnum.wrap() the scale: scaler=lambda: scale, with what the loss is multiplied by now. "
+        "Where there is none, report the loss with monitor.log_loss(loss).",
+        title="The loop may have a loss scale of its own",
+    ),
+    "nonfinite_discarded": Kind(
+        "warning",
+        lambda seen: (
+            f"Gradients that held NaN or inf were thrown away{at_place(seen.event)} without a step, in a loop that "
+            "often does so: this is no step of the record."
+        ),
+        "Where the loop scales its losses itself, give tbnum.wrap() the scale: scaler=lambda: scale.",
+        title="Gradients that were not finite were thrown away",
+    ),
+    "never_stepped": Kind(
+        "warning",
+        lambda seen: (
+            f"{seen.event.data.get('backwards', '?')} backwards wrote to gradients of {seen.event.optimizer or 'the'}"
+            f"{'' if seen.event.optimizer else ' optimizer'} that were thrown away: it does not step, and nothing is "
+            "recorded."
+        ),
+        lambda seen: str(seen.event.data.get("reason") or "Give tbnum.wrap() the optimizer whose step() runs."),
+        title="The optimizer never steps",
+    ),
     "scale_growth": Kind("info", lambda seen: f"The loss scale grew: {change(seen.event)}.", NOTHING),
     "scale_backoff": Kind("info", _scale_backoff, NOTHING),
     "scale_set": Kind("info", _scale_set, NOTHING),

@@ -95,7 +95,7 @@ def _monitor_of(accelerator: Any) -> Monitor | None:
 def _check_alone(accelerator: Any, optimizer: Any) -> None:
     """One monitor for an accelerator, whose checkpoints hold the state of one."""
     monitor = _monitor_of(accelerator)
-    if monitor is not None and not any(map(monitor._observer.name_of, checked_optimizers(optimizer).values())):
+    if monitor is not None and not any(map(monitor._observer.follows, checked_optimizers(optimizer).values())):
         raise ValueError(
             f"a monitor that writes to {str(monitor.logdir)!r} records another optimizer of this accelerator, whose "
             "checkpoints hold the state of one: wrap all of them in one call, wrap(accelerator, {'generator': ..., "

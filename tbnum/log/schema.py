@@ -94,8 +94,8 @@ class Column:
 SHARED_COLUMNS: tuple[Column, ...] = (
     Column("step", "number of the step, from 0; a skipped step counts", "<i8"),
     Column("wall_time", "seconds since the epoch when the step closed"),
-    Column("loss", "sum of the losses whose backward ran in the step"),
-    Column("micro_batches", "backward calls in the step; where none was seen, calls of log_loss", "<f4"),
+    Column("loss", "sum of the losses whose backward reached the gradients"),
+    Column("micro_batches", "backward calls in the step; unknown where a loss of them is", "<f4"),
     Column("loss_scale", "what the gradients were divided by at unscale"),
     Column("growth_tracker", "unskipped steps since the last scale change, as the scaler had it", "<f4"),
     Column("skipped", "whether an attempt ended without an update: found_inf, or given up by the loop", "|b1"),
@@ -338,7 +338,7 @@ REWOUND = 4  # steps went back within the file, so its totals count superseded s
 SEVERITIES = ("info", "warning", "error")
 
 EVENT_KINDS: dict[str, str] = {
-    "skip": "the optimizer was skipped because a gradient was not finite",
+    "skip": "an attempt to update ended without one: its scaler, or the loop, held it back",
     "scale_growth": "the scaler raised the loss scale",
     "scale_backoff": "the scaler lowered the loss scale after an overflow",
     "scale_set": "the loss scale was set by the user",
@@ -358,6 +358,10 @@ EVENT_KINDS: dict[str, str] = {
     "loss_low_precision": "the loss was computed in a 16-bit type",
     "bfloat16_with_scaler": "the forward ran in bfloat16, which needs no loss scale",
     "gradient_underflow": "much of the gradient flushes to zero at the current scale",
+    "scaler_found": "a GradScaler that was not given to tbnum takes part in the loop",
+    "own_scale": "gradients were divided by a power of two that nobody told tbnum of",
+    "nonfinite_discarded": "gradients that were not finite were thrown away, as the loop often does with gradients",
+    "never_stepped": "gradients of the optimizer are written and thrown away, and it never steps",
     "resume": "the run was continued from a checkpoint",
     "scaler_state_lost": "the scaler started anew although the log says otherwise",
     "optimizer_state_lost": "the optimizer's own state does not fit the steps that the log has",

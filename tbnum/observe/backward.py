@@ -1,18 +1,17 @@
-"""Sees the losses of a loop without a scaler, when their backward runs.
+"""Sees every backward, at the one place from which torch enters its autograd engine.
 
-`Tensor.backward` looks `torch.autograd.backward` up at each call. While a monitor lives there is one in its place that
-calls it, and notes the loss where the gradients of a watched optimizer changed by it: other losses, of a model that is
-not watched or whose gradients `torch.autograd.grad` takes, are none of this loop.
+`Tensor.backward` and `torch.autograd.backward` look that place up at each call, also where somebody bound them to a
+name of his own long ago. `torch.autograd.grad` comes by as well, and is left alone: it writes to no gradient.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tbnum.observe.seam import Place, Seam
 from tbnum.observe.steps import StepObserver
@@ -26,36 +25,40 @@ def observe_backward(observer: StepObserver) -> Callable[[], None]:
 
 
 def _places() -> list[Place]:
-    return [Place(torch.autograd, "backward", _seen)]
+    return [Place(torch.autograd, "_engine_run_backward", _seen)]
 
 
-_seam = Seam(_places)
+_seam: Seam[StepObserver] = Seam(_places)
 
 
-def _seen(original: Callable[..., None]) -> Callable[..., None]:
+class _Thread(threading.local):
+    is_inside = False  # ours may stand twice, with another's between
+
+
+_thread = _Thread()
+
+
+def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def backward(
-        tensors: Any,
-        grad_tensors: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        given = (grad_tensors, retain_graph, create_graph, *args)
-        losses = [tensors] if isinstance(tensors, Tensor) else tensors
+    def engine_run_backward(roots: Any, gradients: Any = (), *args: Any, **kwargs: Any) -> Any:
         if (
-            torch.compiler.is_compiling()
-            or grad_tensors is not None  # what comes with a gradient is no loss: a part of a graph, as in a pipeline
-            or create_graph  # part of a loss to come: a gradient penalty, say
-            or not isinstance(losses, (list, tuple))
+            not kwargs.get("accumulate_grad")  # `autograd.grad`
+            or _thread.is_inside
             or torch._C._current_graph_task_id() != -1  # inside of another: a checkpoint that runs forward again
         ):
-            return original(tensors, *given, **kwargs)
-        marks = [(observer, observer.backward_begins(losses)) for observer in _seam.observers()]
-        original(tensors, *given, **kwargs)
-        for observer, mark in marks:
-            if mark is not None:
-                observer.backward_ended(mark, losses)
+            return original(roots, gradients, *args, **kwargs)
+        begun = [(observer.losses, observer.losses.backward_begins(roots, gradients)) for observer in _seam.observers()]
+        failed = _thread.is_inside = True
+        try:
+            result = original(roots, gradients, *args, **kwargs)
+            failed = False
+        finally:
+            _thread.is_inside = False
+            for losses, running in begun:
+                if running is not None:
+                    losses.backward_ended(running, failed)
+        return result
 
-    return backward
+    # Where a whole step is compiled, its backward is not: it runs here.
+    disabled: Callable[..., Any] = torch.compiler.disable(engine_run_backward, recursive=False)
+    return disabled

@@ -47,7 +47,7 @@ class _Clip:
         """The gradients are about to be multiplied."""
         if self.touched is None:
             self.touched = [
-                (observer, observer.clip_begins(self.parameters, self.max_norm, self.taken) or {})
+                (observer, observer.clips.begins(self.parameters, self.max_norm, self.taken) or {})
                 for observer in _seam.observers()
             ]
 
@@ -64,7 +64,7 @@ class _Clip:
     def ended(self, total_norm: Any) -> None:
         known = total_norm if isinstance(total_norm, Tensor) else None
         for observer, names in self.touched or ():
-            observer.clip_ended(names, self.max_norm, known, is_2_norm=self.is_2_norm)
+            observer.clips.ended(names, self.max_norm, known, is_2_norm=self.is_2_norm)
 
 
 class _Thread(threading.local):
@@ -90,7 +90,7 @@ def _places() -> Iterator[Place]:
         yield Place(fsdp1.FullyShardedDataParallel, "clip_grad_norm_", _seen_of_fsdp1)
 
 
-_seam = Seam(_places)
+_seam: Seam[StepObserver] = Seam(_places)
 
 
 def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -154,7 +154,14 @@ def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def total_norm(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _thread.clip is None or not _thread.clip.is_2_norm:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        if _thread.clip is None:
+            if args and isinstance(args[0], (list, tuple)):
+                for observer in _seam.observers():
+                    observer.clips.norm_taken(args[0])
+            return original(*args, **kwargs)
+        if not _thread.clip.is_2_norm:
             return original(*args, **kwargs)
         names = {**original.__globals__, "torch": noting}  # at each call: others may have put theirs there since
         watched = types.FunctionType(original.__code__, names, None, original.__defaults__, original.__closure__)

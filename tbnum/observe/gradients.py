@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Before", "Gradients", "carries_scale", "dtypes_behind", "leads_to", "local", "parameters_of"]
+__all__ = ["Gradients", "carries_scale", "dtypes_behind", "leads_to", "local", "parameters_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -41,6 +42,25 @@ class Gradients:
             places = [place for place, gradient in enumerate(every) if gradient is not None]
         return Gradients(len(every), places, there, _versions(there))
 
+    def marks(self) -> tuple[list[int], list[int]]:
+        """What tells later whether these are the same and unwritten, and keeps none of them alive."""
+        return self.ids(), self.versions
+
+    def ids(self) -> list[int]:
+        return list(map(id, self.tensors))
+
+    def are_zero(self) -> bool:
+        """Whether all elements are zero, as far as the host knows."""
+        tensors = [getattr(gradient, "_local_tensor", gradient) for gradient in self.tensors]
+        return all(tensor.is_cpu and not bool(tensor.any()) for tensor in sorted(tensors, key=Tensor.numel))
+
+    def samples(self) -> tuple[float, ...]:
+        """Numbers that are multiplied by what the gradients are multiplied by; none where only a device has them.
+
+        The norms of the two smallest gradients: some microseconds.
+        """
+        return tuple(_norm(gradient) for gradient in _smallest(self.tensors) if _is_plain_on_host(gradient))
+
     def again(self) -> Gradients:
         """The same gradients, as they are now."""
         return replace(self, versions=_versions(self.tensors))
@@ -65,32 +85,17 @@ class Gradients:
         )
 
 
-@dataclass(frozen=True)
-class Before:
-    """The gradients of some optimizers before a backward, to tell whether it adds to them."""
+def _smallest(tensors: list[Tensor]) -> list[Tensor]:
+    return heapq.nsmallest(2, tensors, key=Tensor.numel)
 
-    parameters: list[Tensor]
-    gradients: list[Tensor | None]
-    versions: list[int]  # of those that there are
 
-    @staticmethod
-    def of(optimizers: Iterable[torch.optim.Optimizer], most: int | None = None) -> Before:
-        """With `most`, of about so many of the parameters, from first to last: a look at one takes a microsecond."""
-        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
-        apart = 1 if most is None else max(1, sum(map(len, groups)) // most)
-        parameters: list[Tensor] = []
-        passed = 0
-        for group in groups:
-            parameters += group[-passed % apart :: apart]
-            passed += len(group)
-        gradients = [parameter.grad for parameter in parameters]
-        return Before(parameters, gradients, _versions([each for each in gradients if each is not None]))
+def _is_plain_on_host(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_complex()
 
-    def have_changed(self) -> bool:
-        """Mostly told by the first: gradients were None, and are there now."""
-        if any(parameter.grad is not before for parameter, before in zip(self.parameters, self.gradients, strict=True)):
-            return True
-        return self.versions != _versions([each for each in self.gradients if each is not None])
+
+def _norm(tensor: Tensor) -> float:
+    wide = torch.float32 if tensor.dtype.itemsize < 4 else None
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=wide).item())
 
 
 def carries_scale(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -45,51 +44,22 @@ class _Hooks:
         self._depth = 0
         self._is_no_step = False
 
-    def before(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # A step that calls its base class's step fires the hooks twice: only the outermost counts. A depth alone
         # would not do, since a step that raised has left without its post hook.
         self._depth = self._depth + 1 if self._depth and steps_on_the_stack(optimizer) > 1 else 1
         if self._depth > 1:
-            return None
+            return
         self._is_no_step = "closure" in kwargs and kwargs["closure"] is None and _makes_state()
         if self._is_no_step:
-            return None
+            return
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure):
-            self._observer.step_begins(optimizer)
-            return None
-        watched = self._watched(optimizer, closure)
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": watched}
-        return (args[0], watched, *args[2:]), kwargs
+        self._observer.updates.step_begins(optimizer, callable(closure))
 
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth -= 1
         if self._depth == 0 and not self._is_no_step:
-            self._observer.step_ended(optimizer)
-
-    def _watched(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """With a closure, the gradients are there after its first return, not when the step begins.
-
-        Where it is called again, as LBFGS does, its losses and clips are none of the step's.
-        """
-        first = True
-
-        @functools.wraps(closure)
-        def watched() -> Any:
-            nonlocal first
-            if not first:
-                with self._observer.muted():
-                    return closure()
-            result = closure()
-            first = False
-            self._observer.closure_returned(result)
-            self._observer.step_begins(optimizer)
-            return result
-
-        return watched
+            self._observer.updates.step_ended(optimizer)
 
 
 def _makes_state() -> bool:

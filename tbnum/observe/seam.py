@@ -11,14 +11,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tbnum.alive import Alive
-from tbnum.observe.steps import StepObserver
 
 __all__ = ["Place", "Seam"]
 
 _Function = Callable[..., Any]
+_Observer = TypeVar("_Observer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Place:
         setattr(self.holder, self.attribute, function)
 
 
-class Seam:
+class Seam(Generic[_Observer]):
     """Swaps in with the first observer, and out with the last, which may be freed without a word.
 
     Ours may be there twice, with another's between: the inner is called by the outer then, and is not to count.
@@ -46,17 +46,17 @@ class Seam:
     def __init__(self, places: Callable[[], Iterable[Place]]) -> None:
         self._places = places
         self._swapped: list[tuple[Place, _Function, _Function]] = []  # what is ours, and what it calls
-        self._observers: Alive[StepObserver] = Alive()
+        self._observers: Alive[_Observer] = Alive()
         self._lock = threading.RLock()  # a collection inside of it may free a monitor, whose finalizer comes here
 
-    def observers(self) -> list[StepObserver]:
+    def observers(self) -> list[_Observer]:
         """Those of this moment."""
         return list(self._observers)
 
-    def observe(self, observer: StepObserver) -> Callable[[], None]:
+    def observe(self, observer: _Observer) -> Callable[[], None]:
         """`observer` is among the `observers` until the function that is returned is called."""
         with self._lock:
-            self._swap_in()
+            self.swap_in(self._places())
             self._observers.add(observer)
         gone = weakref.finalize(observer, self._leave_if_unused)
         gone.atexit = False
@@ -68,9 +68,9 @@ class Seam:
 
         return release
 
-    def _swap_in(self) -> None:
+    def swap_in(self, places: Iterable[Place]) -> None:
         """Where ours is not on top: another may have wrapped it, or, having come before us, put back torch's."""
-        for place in self._places():
+        for place in places:
             there = place.read()
             if not any(there is ours for _, ours, _ in self._swapped):
                 ours = place.stand_in(there)

@@ -60,6 +60,11 @@ class Transfer:
                 self._landing[id(tensor)] = host[start : start + tensor.numel()].view(tensor.shape)
                 start += tensor.numel()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether values were sent that may not have landed yet."""
+        return bool(self._arrivals)
+
     def ready(self) -> bool:
         """Whether everything could be had at once. Costs a query of an event a device, no sync."""
         return all(arrival.query() for arrival in self._arrivals)

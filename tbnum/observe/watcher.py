@@ -9,11 +9,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from tbnum.observe.caller import warn
 
-__all__ = ["Watcher", "harmless"]
+__all__ = ["Part", "Watcher", "harmless"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_W = TypeVar("_W", bound="Watcher")
+_W = TypeVar("_W", bound="Watcher | Part")
 
 
 class Watcher:
@@ -33,7 +33,15 @@ class Watcher:
         finally:
             self._is_muted = before
 
-    def _trouble(self, error: Exception) -> None:
+    @property
+    def watcher(self) -> Watcher:
+        return self
+
+    @property
+    def is_muted(self) -> bool:
+        return self._is_muted
+
+    def trouble(self, error: Exception) -> None:
         self.troubles += 1
         if self.troubles == 1:
             warn(
@@ -42,17 +50,25 @@ class Watcher:
             )
 
 
+class Part:
+    """A part of what a watcher does, with its methods that hooks call."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+
+
 def harmless(method: Callable[Concatenate[_W, _P], _R]) -> Callable[Concatenate[_W, _P], _R | None]:
     """A method that hooks call, in the loop and in the model: no exception of its own reaches them."""
 
     @functools.wraps(method)
     def called(self: _W, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-        if self._is_muted:
+        watcher = self.watcher
+        if watcher.is_muted:
             return None
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            self._trouble(error)
+            watcher.trouble(error)
             return None
 
     return called

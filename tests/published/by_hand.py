@@ -426,7 +426,7 @@ def a_gradient_hook_scales_the_first_layer(tape: Tape) -> None:
     tape.keep(model, optimizer)
 
 
-@published(warns=("never|step",))
+@published(warns=("never|step",), may=("never_stepped",))
 def parameters_moved_by_hand(tape: Tape) -> None:
     """`p.data.add_(p.grad, alpha=-lr)`: the optimizer that was wrapped never steps, and that is said."""
     model = mlp()

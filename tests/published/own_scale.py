@@ -72,7 +72,7 @@ def fairseq_with_its_scale_given(tape: Tape) -> None:
     _fairseq(tape, given=True)
 
 
-@published(may_warn=UNTOLD)
+@published(may_warn=UNTOLD, may=("own_scale",))
 def fairseq_without_its_scale(tape: Tape) -> None:
     _fairseq(tape, given=False)
 
@@ -82,7 +82,7 @@ def fairseq_without_clipping_with_its_scale_given(tape: Tape) -> None:
     _fairseq(tape, given=True, clip=False)
 
 
-@published(may_warn=UNTOLD)
+@published(may_warn=UNTOLD, may=("own_scale",))
 def fairseq_without_clipping_and_without_its_scale(tape: Tape) -> None:
     _fairseq(tape, given=False, clip=False)
 
@@ -140,7 +140,7 @@ def guided_diffusion_with_its_scale_given(tape: Tape) -> None:
     _guided_diffusion(tape, given=True)
 
 
-@published(may_warn=UNTOLD)
+@published(may_warn=UNTOLD, may=("own_scale",))
 def guided_diffusion_without_its_scale(tape: Tape) -> None:
     _guided_diffusion(tape, given=False)
 
@@ -202,12 +202,12 @@ def _megatron(tape: Tape, given: bool) -> None:
     tape.keep(model, wrapped.inner)
 
 
-@published(may_warn=UNTOLD)
+@published(may_warn=UNTOLD, may=("own_scale",))
 def megatron_with_master_copies_and_its_scale_given(tape: Tape) -> None:
     _megatron(tape, given=True)
 
 
-@published(may_warn=UNTOLD)
+@published(may_warn=UNTOLD, may=("own_scale",))
 def megatron_with_master_copies(tape: Tape) -> None:
     _megatron(tape, given=False)
 
@@ -259,7 +259,7 @@ def apex_with_its_scale_given(tape: Tape) -> None:
     _apex(tape, given=True)
 
 
-@published(may_warn=UNTOLD)
+@published(may_warn=UNTOLD, may=("own_scale",))
 def apex_without_its_scale(tape: Tape) -> None:
     _apex(tape, given=False)
 

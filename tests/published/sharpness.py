@@ -114,7 +114,7 @@ def sam_every_third_step(tape: Tape) -> None:
     sam(tape, every=3)
 
 
-@published(warns=("base_optimizer",))
+@published(warns=("base_optimizer",), may=("never_stepped",))
 def sam_by_its_outer_optimizer(tape: Tape) -> None:
     """Which never steps: `second_step` lets the base optimizer do it."""
     sam(tape, wrap="outer")

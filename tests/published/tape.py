@@ -113,6 +113,8 @@ class Tape:
 
         An `optional` one need not be in the record: there tbnum may say that it does not know.
         """
+        if isinstance(loss, OrUnknown) and not isinstance(micro_batches, OrUnknown):
+            micro_batches = OrUnknown(micro_batches)  # a loss that is not known has no number of backwards beside it
         if grad_norm_clipped is None:
             grad_norm_clipped = UNKNOWN if skipped else grad_norm
         self.step(

@@ -1,0 +1,124 @@
+"""Joins attempts of several optimizers into steps, numbers them, and hands them on when their values have landed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+
+from tbnum.observe.attempt import Attempt, Named, Update
+from tbnum.observe.given_up import decided_by_values
+from tbnum.observe.landing import Pending
+from tbnum.observe.records import Observation, StepRecord
+from tbnum.observe.transfer import Number
+
+__all__ = ["Assembly"]
+
+ROWS_AT_ONCE = 64  # steps that are handed on together where none of them is urgent
+SECONDS_AT_MOST = 2.0  # that a step waits for others
+MAX_UNDER_WAY = 256  # steps whose device values may be under way; a device is never that far behind its host
+
+
+class Assembly:
+    """A step holds one attempt of each optimizer that took part; it closes when all have one, or one has its next.
+
+    What the host knows to be worth a look at once (a skip, NaN, statistics of an interval) is handed on at once, with
+    all before it, and so is what a device still holds, as soon as it has landed. Quiet steps are handed on together.
+    """
+
+    def __init__(
+        self,
+        on_step: Callable[[StepRecord], None],
+        on_observation: Callable[[Observation], None],
+        on_close: Callable[[int], None],
+    ) -> None:
+        self._on_step, self._on_observation, self._on_close = on_step, on_observation, on_close
+        self.next_step = 0
+        self.lock = threading.RLock()  # steps may be handed on by the thread of the log too
+        self._finished: dict[str, Attempt] = {}
+        self._named: Named = {}
+        self._pending: deque[Pending] = deque()
+        self._handed_on_at = time.monotonic()
+
+    def add(self, name: str, attempt: Attempt) -> None:
+        """To the step that is open; one that has an attempt of this optimizer is over."""
+        if name in self._finished:
+            self.close(None)
+        self._finished[name] = attempt
+
+    def close_if_complete(self, optimizers: Collection[str]) -> None:
+        if self._finished.keys() >= set(optimizers):
+            self.close(None)
+
+    def name_loss(self, name: str, loss: Number) -> None:
+        self._named.setdefault(name, []).append(loss)
+
+    def close(self, update: Update | None) -> None:
+        """Close the step that is open, where there is one."""
+        if not self._finished:
+            return
+        self._on_close(self.next_step + 1)  # first, so that what it sends to the host is there before the step is
+        finished, self._finished = self._finished, {}
+        named, self._named = self._named, {}
+        self._settle(Pending(self.next_step, time.time(), update, finished, named))
+        self.next_step += 1
+
+    def close_by(self, update: Update) -> None:
+        """`scaler.update()` has run."""
+        if self._finished:
+            self.close(update)
+        else:
+            self._settle(Pending(max(self.next_step - 1, 0), time.time(), update))
+
+    def consider(self, name: str, attempt: Attempt) -> None:
+        """A device alone knows whether the attempt was given up, or was on the side: a step if it was the former."""
+        self._settle(Pending(self.next_step, time.time(), None, {name: attempt}, is_undecided=True))
+
+    def _settle(self, pending: Pending) -> None:
+        self._pending.append(pending)
+        if (
+            pending.is_urgent
+            or len(self._pending) >= ROWS_AT_ONCE
+            or time.monotonic() - self._handed_on_at > SECONDS_AT_MOST
+        ):
+            self.drain()
+
+    def drain(self, wait: bool = False) -> None:
+        """Hand on the steps whose values have reached the host, in order. With `wait`, all."""
+        with self.lock:
+            self._handed_on_at = time.monotonic()
+            while self._pending and (wait or len(self._pending) > MAX_UNDER_WAY or self._pending[0].ready()):
+                self._hand_on(self._pending.popleft())
+
+    def drain_quiet(self) -> None:
+        """In another thread: hand on what has landed and makes no event, without waiting for anybody."""
+        if not self.lock.acquire(blocking=False):
+            return
+        try:
+            while self._pending and self._pending[0].ready() and not self._pending[0].makes_events():
+                self._hand_on(self._pending.popleft())
+        finally:
+            self.lock.release()
+
+    def _hand_on(self, pending: Pending) -> None:
+        record, scales = pending.land()
+        if record is not None and pending.is_undecided:
+            (name,) = pending.attempts
+            if not decided_by_values(pending.attempts[name], record, record.optimizers[name]):
+                return
+            self.next_step += 1
+            for later in self._pending:
+                later.step += 1
+        if record is not None:
+            self._on_step(record)
+        if scales is None:
+            return
+        old, new = scales
+        if pending.scale_was_set:
+            kind = "scale_set"
+        elif new != old:
+            kind = "scale_growth" if new > old else "scale_backoff"
+        else:
+            return
+        self._on_observation(Observation(kind, pending.step, pending.wall_time, {"old_scale": old, "new_scale": new}))

@@ -1,0 +1,230 @@
+"""An attempt to update: what is known of it from its first gradient until its outcome, still partly on a device."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from tbnum.measure.histogram import TensorHistograms, histograms_of, total_histograms_of
+from tbnum.measure.norms import TensorNorms
+from tbnum.measure.statistics import TensorStatistics
+from tbnum.observe.gradients import Gradients
+from tbnum.observe.shards import Layout
+from tbnum.observe.transfer import Number, tensors_in
+
+__all__ = [
+    "NOTHING",
+    "UNKNOWN",
+    "Attempt",
+    "Change",
+    "Histograms",
+    "Loss",
+    "Measurement",
+    "Named",
+    "Outcome",
+    "Rows",
+    "Update",
+]
+
+UNKNOWN = math.nan
+
+
+class Outcome(enum.Enum):
+    """What became of an attempt."""
+
+    STEPPED = "stepped"
+    HELD = "held"  # skipped by a scaler
+    GIVEN_UP = "given_up"  # the loop threw the gradients away
+    ON_THE_SIDE = "on_the_side"  # the gradients were never meant for an update
+
+
+@dataclass(eq=False)
+class Loss:
+    """A loss that a backward began with, or that the user reported. `value` still carries `divisor`."""
+
+    value: Number
+    divisor: Number = 1.0
+    is_known: bool = True  # False: backward did not begin with a number that is a loss
+    used_by: set[str] = field(default_factory=set)  # optimizers that stepped with its gradients
+
+    def tensors(self) -> list[Tensor]:
+        return tensors_in((self.value, self.divisor))
+
+    @property
+    def is_finite(self) -> bool | None:
+        """None where only a device knows, or nobody does."""
+        if not self.is_known or isinstance(self.value, Tensor):
+            return None
+        return math.isfinite(self.value)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One pass over some gradients; lists have one entry a device."""
+
+    norms: list[TensorNorms]
+    totals: list[Number]  # still multiplied by `divisor`, as all of it
+    nonfinite: list[Number]  # gradients that hold NaN or inf
+    divisor: Number = 1.0
+
+    def tensors(self) -> list[Tensor]:
+        norms = [each.norms for each in self.norms]
+        return norms + tensors_in([*self.totals, *self.nonfinite, self.divisor])
+
+    @property
+    def known_nonfinite(self) -> bool:
+        """Whether the host knows that a gradient holds NaN or inf."""
+        return any(isinstance(count, float) and count > 0 for count in self.nonfinite)
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Of some tensors together, one entry a device, and where that was due of each."""
+
+    whole: list[Tensor]  # (BINS,) int64
+    each: list[TensorHistograms] | None
+
+    @staticmethod
+    def beside(statistics: list[TensorStatistics]) -> Histograms:
+        """What was counted in the same pass as statistics."""
+        each = [one.histograms for one in statistics if one.histograms is not None]
+        return Histograms([one.histogram for one in statistics], each or None)
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor], each_of_them: bool) -> Histograms:
+        """One pass over the elements."""
+        if not each_of_them:
+            return Histograms(list(total_histograms_of(tensors).values()), None)
+        each = histograms_of(tensors)
+        return Histograms([histograms.counts.sum(0) for histograms in each], each)
+
+    def without(self, tensors: Sequence[Tensor]) -> Histograms:
+        """Of all but some of the tensors together; of each as before. One pass over those."""
+        left_out = total_histograms_of(tensors)
+        whole = [counts - left_out[counts.device] if counts.device in left_out else counts for counts in self.whole]
+        return replace(self, whole=whole)
+
+    def tensors(self) -> list[Tensor]:
+        return self.whole + [histograms.counts for histograms in self.each or ()]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Statistics of each of some tensors; `divisor` is what the tensors still carried."""
+
+    statistics: list[TensorStatistics]
+    histograms: Histograms
+    divisor: Number
+
+    def tensors(self) -> list[Tensor]:
+        values = [each.values for each in self.statistics]
+        return values + self.histograms.tensors() + tensors_in([self.divisor])
+
+
+@dataclass(frozen=True)
+class Change:
+    """Norms and histograms of the parameters and of their change in a step."""
+
+    norms: dict[str, list[TensorNorms]]
+    histograms: dict[str, Histograms]
+
+    def tensors(self) -> list[Tensor]:
+        norms = [each.norms for norms in self.norms.values() for each in norms]
+        return norms + [tensor for histograms in self.histograms.values() for tensor in histograms.tensors()]
+
+
+NOTHING = Measurement([], [], [])
+
+
+class Attempt:
+    """One optimizer's attempt to update. Values are `Number`s until they have landed."""
+
+    def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        self.why_given_up: str | None = None  # "loss" or "looked"
+        self.backwards: list[Loss] = []
+        self.logged: list[Loss] = []  # what the user reported in place of those
+        self.loss_is_known = True  # False: the loss that backward saw carries a factor that nobody gave
+        self.arrived: tuple[list[int], list[int]] = ([], [])  # ids and versions of the gradients after the last one
+        self.samples: tuple[float, ...] = ()  # of the gradients then, to tell by what they were multiplied since
+
+        self.scaler: torch.amp.GradScaler | None = None  # whose scale the gradients carried
+        self.has_own_scale = False  # the loop's own, that it gave to `wrap` as a callable
+        self.loss_scale: Number = UNKNOWN  # what the gradients were divided by
+        self.unscaled_after: int | None = None  # backwards, when `unscale_` had run
+        self.waits_for_clip: Gradients | None = None  # unscaled, and to be measured by the clip that follows
+
+        self.is_measured = False
+        self.places: Sequence[int] = ()  # of the parameters that have a gradient, among all of the optimizer's
+        self.parameters = 0  # how many the optimizer has
+        self.before = NOTHING  # of the gradients before clipping
+        self.before_is_lost = False  # somebody had rescaled them by hand
+        self.rows: Rows | None = None  # likewise, tensor by tensor
+        self.after: Measurement | None = None  # of what the optimizer got, where it was measured
+        self.change: Change | None = None
+        self.seen: Gradients | None = None  # the gradients when they were last looked at
+        self.looked_at: tuple[int, ...] | None = None  # versions of some parameters when somebody looked at gradients
+
+        self.clipped = False  # a clip was seen
+        self.clipped_after = 0  # backwards, when it was
+        self.coefficients: list[Number] = []  # of clips that covered every gradient
+        self.max_norms: set[float] = set()
+        self.uncertain = False  # gradients changed in a way that `coefficients` does not show
+        self.clip_is_derived = False  # a clip went by the norm of all ranks' parts, which no rank has
+        self.layout: Layout | None = None  # where tensors are sharded: norms are of this rank's part alone
+
+        self.found_inf: list[Number] = []
+        self.parameters_nonfinite: Number | None = None
+        self.lr: list[Number] = []
+        self.snapshot: list[Tensor] = []  # the parameters as they were
+
+    @property
+    def losses(self) -> list[Loss]:
+        return self.logged or self.backwards
+
+    @property
+    def is_worth_a_look(self) -> bool:
+        """Whether the host knows of something that is not to wait for other steps."""
+        return (
+            self.outcome is not Outcome.STEPPED
+            or self.rows is not None
+            or self.change is not None
+            or self.before.known_nonfinite
+            or (self.after is not None and self.after.known_nonfinite)
+            or any(total == math.inf for total in self.before.totals if isinstance(total, float))
+            or any(found_inf for found_inf in self.found_inf if isinstance(found_inf, float))
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """All that may be on a device, for a `Transfer`."""
+        parts = [part for part in (self.before, self.after, self.rows, self.change) if part is not None]
+        found = [tensor for part in parts for tensor in part.tensors()]
+        nonfinite = () if self.parameters_nonfinite is None else (self.parameters_nonfinite,)
+        return found + tensors_in([*self.coefficients, *self.found_inf, *self.lr, *nonfinite, self.loss_scale])
+
+    def let_go(self) -> None:
+        """Keep no gradient alive that is not ours."""
+        self.seen = self.waits_for_clip = None
+        self.scaler = None
+
+
+@dataclass
+class Update:
+    """One call of `scaler.update()`."""
+
+    old_scale: Number
+    growth_tracker: Number
+    was_set: bool
+    new_scale: Number = UNKNOWN
+
+    def tensors(self) -> list[Tensor]:
+        return tensors_in([self.old_scale, self.growth_tracker, self.new_scale])
+
+
+Named = dict[str, list[Number]]
+"""Losses that were reported under a name, in the open step."""

@@ -1,0 +1,59 @@
+"""Surrogate losses: gradients of representations that one backward left, and another begins with.
+
+GradCache, and whoever cuts a graph in two, takes the loss of representations alone, and then sends the gradient of each
+chunk through the model by a product with it. Such a product is a number, but it is no loss.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["Caches"]
+
+_LOOKED_AT = 64  # operations behind a loss, to find the leaves that its backward wrote to
+_NEAR = 4  # operations between a surrogate and the gradient in it
+
+
+class Caches:
+    """Leaves that are nobody's parameters, and whose gradients a backward wrote: those of the last such backward."""
+
+    def __init__(self) -> None:
+        self._leaves: list[weakref.ref[Tensor]] = []
+
+    def note(self, roots: Sequence[Any]) -> None:
+        """A backward of these reached no parameter that is watched. About a microsecond for each operation."""
+        leaves = (getattr(node, "variable", None) for node in _behind(roots, _LOOKED_AT))
+        self._leaves = [weakref.ref(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad is not None]
+
+    def are_behind(self, roots: Sequence[Any]) -> bool:
+        """Whether a root is made of the gradient of such a leaf. Costs nothing where there is none."""
+        if not self._leaves:
+            return False
+        alive = [leaf for ref in self._leaves if (leaf := ref()) is not None]
+        storages = {leaf.grad.untyped_storage().data_ptr() for leaf in alive if leaf.grad is not None}
+        return bool(storages) and any(
+            tensor.untyped_storage().data_ptr() in storages for node in _behind(roots, _NEAR) for tensor in _saved(node)
+        )
+
+
+def _behind(roots: Sequence[Any], most: int) -> Iterator[Any]:
+    seen: set[Any] = set()
+    to_visit = [getattr(root, "grad_fn", None) for root in roots]
+    while to_visit and len(seen) < most:
+        node = to_visit.pop(0)
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            to_visit += [before for before, _ in node.next_functions]
+
+
+def _saved(node: Any) -> Iterator[Tensor]:
+    """What an operation keeps for its backward."""
+    for name in ("_saved_self", "_saved_other", "_saved_tensor", "_saved_mat1", "_saved_mat2"):
+        tensor = getattr(node, name, None)
+        if isinstance(tensor, Tensor):
+            yield tensor

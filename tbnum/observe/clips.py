@@ -1,0 +1,245 @@
+"""What a clip covers, by what it multiplies, and whether the gradients still carried the loss scale."""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tbnum.measure.norms import Taken
+from tbnum.observe.attempt import UNKNOWN, Attempt
+from tbnum.observe.caller import users_line
+from tbnum.observe.gradients import Gradients, parameters_of
+from tbnum.observe.loop import Loop
+from tbnum.observe.rescaling import loss_carried_a_scale
+from tbnum.observe.track import Track
+from tbnum.observe.transfer import Number, capturing, hold
+from tbnum.observe.watcher import Part, harmless
+
+__all__ = ["Clips", "Cover"]
+
+
+class Cover(enum.Enum):
+    """What a clip covers of an optimizer's gradients."""
+
+    SOME = enum.auto()
+    ALL = enum.auto()
+    ALL_AND_NO_OTHERS = enum.auto()  # looked for only where tensors are sharded
+
+
+class Clips(Part):
+    """What happens at a clip."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__(loop)
+        self._loop = loop
+
+    @harmless
+    def begins(
+        self, parameters: Sequence[Tensor], max_norm: float | None, taken: Taken | None = None
+    ) -> dict[str, Cover]:
+        """Before gradients are clipped, by norm or (`max_norm` None) by value. `taken` are their norms as they are now.
+
+        Returns the names of the optimizers that the clip touches, and what of their gradients it covers; to be given
+        to `ended`.
+        """
+        if capturing():
+            return {}
+        clipped: set[int] = set()
+        touched: dict[str, Cover] = {}
+        for name, track in self._loop.tracks.items():
+            optimizer = track.optimizer
+            if optimizer is None or (track.is_stepping and not track.may_evaluate):
+                continue
+            its_own = parameters_of(optimizer)
+            is_all = len(parameters) == len(its_own) and all(map(operator.is_, parameters, its_own))
+            if not is_all:  # which is rare, and takes longer to look at
+                clipped = clipped or set(map(id, parameters))
+                # Only then look at gradients: those of another loop may be written by another thread just now.
+                if clipped.isdisjoint(map(id, its_own)):
+                    continue
+            gradients = Gradients.of(optimizer)
+            if max_norm == math.inf:  # no clip: a way to ask for the norm, which multiplies by one
+                touched |= self._asks(track, optimizer, gradients, is_all, taken)
+                continue
+            if track.open is None and (not gradients.tensors or gradients.marks() == track.used):
+                continue  # left over from the last step, which they made
+            # Tied parameters that are listed twice are clipped twice, by a coefficient that is not theirs.
+            is_once = is_all or len(clipped) == len(parameters)
+            whole = is_all or (is_once and all(id(its_own[place]) in clipped for place in gradients.places))
+            touched[name] = Cover.ALL if whole else Cover.SOME
+            attempt = self._before(track, optimizer, gradients, max_norm, taken)
+            if whole and attempt.layout is not None and clipped.issubset(map(id, its_own)):
+                touched[name] = Cover.ALL_AND_NO_OTHERS
+        return touched
+
+    @harmless
+    def norm_taken(self, gradients: Sequence[Tensor]) -> None:
+        """Somebody took the norm of these with torch's function for it, to decide what to do."""
+        ids = set(map(id, gradients))
+        for track in self._loop.tracks.values():
+            optimizer = track.optimizer
+            if optimizer is not None and track.open is not None and not track.is_stepping:
+                there = Gradients.of(optimizer)
+                if there.tensors and ids.issuperset(map(id, there.tensors)):
+                    self._norm_taken(track, track.open, optimizer, there)
+
+    def _norm_taken(
+        self, track: Track, attempt: Attempt, optimizer: torch.optim.Optimizer, gradients: Gradients
+    ) -> None:
+        is_new = not gradients.same_as(attempt.seen) and attempt.unscaled_after is None and not attempt.has_own_scale
+        if is_new:
+            divisor = 1.0 if attempt.scaler is None else _held_scale(attempt.scaler)
+            self._loop.meter.measure(track, attempt, optimizer, gradients, divisor)
+        if attempt.before.known_nonfinite:  # of a finite one a probe may want the norm, and no step
+            self._loop.looks(track, optimizer)
+
+    def _asks(
+        self, track: Track, optimizer: torch.optim.Optimizer, gradients: Gradients, is_all: bool, taken: Taken | None
+    ) -> dict[str, Cover]:
+        """Somebody wants to know the norm."""
+        attempt = track.open
+        if attempt is None:
+            return {}
+        if is_all and attempt.waits_for_clip is not None:
+            self._measure_waiting(track, attempt, optimizer, gradients, taken)
+        self._loop.looks(track, optimizer)
+        return {track.name: Cover.SOME} if gradients.same_as(attempt.seen) else {}
+
+    def _before(
+        self,
+        track: Track,
+        optimizer: torch.optim.Optimizer,
+        gradients: Gradients,
+        max_norm: float | None,
+        taken: Taken | None,
+    ) -> Attempt:
+        attempt = self._loop.looks(track, optimizer)
+        track.clips_after_unscale = attempt.unscaled_after is not None
+        if attempt.waits_for_clip is not None:
+            self._measure_waiting(track, attempt, optimizer, gradients, taken)
+        elif not gradients.same_as(attempt.seen):
+            self._measure(track, attempt, optimizer, gradients, max_norm, taken)
+        attempt.clipped = True
+        attempt.clipped_after = len(attempt.backwards)
+        return attempt
+
+    def _measure_waiting(
+        self,
+        track: Track,
+        attempt: Attempt,
+        optimizer: torch.optim.Optimizer,
+        gradients: Gradients,
+        taken: Taken | None,
+    ) -> None:
+        meter = self._loop.meter
+        if gradients.same_as(attempt.waits_for_clip):
+            meter.measure(track, attempt, optimizer, gradients, 1.0, taken)
+        else:  # written to since `unscale_`: what they were is gone, and is not waited for again
+            meter.lose(attempt, gradients)
+            attempt.uncertain = True
+            track.clips_after_unscale = False
+
+    def _measure(
+        self,
+        track: Track,
+        attempt: Attempt,
+        optimizer: torch.optim.Optimizer,
+        gradients: Gradients,
+        max_norm: float | None,
+        taken: Taken | None,
+    ) -> None:
+        loop = self._loop
+        is_unscaled = attempt.unscaled_after is not None
+        if is_unscaled and attempt.is_measured:
+            attempt.uncertain = True  # written to since, or a backward has added to them
+            return
+        divisor: Number = 1.0
+        if attempt.scaler is not None and not is_unscaled:
+            divisor = _held_scale(attempt.scaler)
+            attempt.loss_scale = divisor
+            if max_norm is not None and _is_meant_for_unscaled(max_norm, divisor):
+                where = {"where": users_line(), "max_norm": max_norm, "loss_scale": _on_host(divisor)}
+                loop.report_once("clip_before_unscale", where, track)
+        elif attempt.has_own_scale and not attempt.is_measured:
+            divisor = attempt.loss_scale
+        elif loss_carried_a_scale(attempt, gradients):
+            attempt.loss_is_known = False
+            loop.report_once("own_scale", {"where": users_line()}, track)
+        loop.meter.measure(track, attempt, optimizer, gradients, divisor, taken)
+
+    @harmless
+    def ended(
+        self, touched: Mapping[str, Cover], max_norm: float | None, total_norm: Tensor | None, *, is_2_norm: bool
+    ) -> None:
+        """After the clip. `total_norm` is the norm that the clip went by; `is_2_norm` only where that is sure."""
+        for name, cover in touched.items():
+            attempt = self._loop.tracks[name].open
+            if attempt is None:
+                continue
+            if max_norm == math.inf:
+                attempt.seen = None if attempt.seen is None else attempt.seen.again()
+                continue
+            if max_norm is not None:
+                divisor = attempt.before.divisor
+                # In the units of unscaled gradients.
+                attempt.max_norms.add(max_norm / divisor if isinstance(divisor, float) and divisor else max_norm)
+            _note_coefficient(attempt, cover, max_norm, total_norm, is_2_norm)
+            if attempt.seen is not None:
+                is_known = cover is not Cover.SOME and max_norm is not None
+                attempt.seen = attempt.seen.multiplied() if is_known else attempt.seen.again()
+
+
+def _note_coefficient(
+    attempt: Attempt, cover: Cover, max_norm: float | None, total_norm: Tensor | None, is_2_norm: bool
+) -> None:
+    if cover is Cover.SOME or max_norm is None or total_norm is None:
+        attempt.uncertain = True
+    elif hasattr(total_norm, "_local_tensor"):
+        # Its value may take a collective. It is the norm before the clip, which the reader of the log has.
+        exact = is_2_norm and cover is Cover.ALL_AND_NO_OTHERS
+        if exact and not (attempt.coefficients or attempt.clip_is_derived):
+            attempt.clip_is_derived = True
+        else:
+            attempt.uncertain = True
+    elif attempt.clip_is_derived:
+        attempt.uncertain = True
+    else:
+        attempt.coefficients.append(_coefficient(max_norm, hold(total_norm)))
+
+
+def _coefficient(max_norm: float, total_norm: Number) -> Number:
+    """torch's rule: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html"""
+    coefficient = max_norm / (total_norm + 1e-6)
+    if isinstance(coefficient, Tensor):
+        return coefficient.clamp(max=1.0)
+    return coefficient if coefficient < 1.0 or math.isnan(coefficient) else 1.0
+
+
+def _is_meant_for_unscaled(max_norm: float, scale: Number) -> bool:
+    """Whether a threshold for gradients that carry a scale leaves the scale out.
+
+    People write thresholds of few digits. `max_norm=1.0` at 2^16 clips at 0.0000152587890625, which nobody wrote;
+    `0.5 * scaler.get_scale()` is 32,768 and clips at 0.5. Of a scale that only a device knows, few digits must do.
+    """
+    if not isinstance(scale, float):
+        return _digits(max_norm) <= 3
+    return scale not in (0.0, 1.0) and _digits(max_norm) < _digits(max_norm / scale)
+
+
+def _held_scale(scaler: torch.amp.GradScaler) -> Number:
+    return 1.0 if scaler._scale is None else hold(scaler._scale)
+
+
+def _digits(number: float) -> int:
+    """Significant decimal digits that tell the number."""
+    return next((digits for digits in range(1, 17) if float(f"{number:.{digits}g}") == number), 17)
+
+
+def _on_host(number: Number) -> float:
+    """The value where the host has it already, else NaN: asking a device would make the host wait."""
+    return number if isinstance(number, float) else UNKNOWN

@@ -1,0 +1,265 @@
+"""Brings the values of a step that has closed to the host, and makes its record of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tbnum.formats import BINS
+from tbnum.measure.norms import TensorNorms, combine
+from tbnum.measure.statistics import STATISTICS
+from tbnum.observe.attempt import UNKNOWN, Attempt, Change, Histograms, Loss, Named, Outcome, Rows, Update
+from tbnum.observe.records import OptimizerRecord, Shares, StepRecord
+from tbnum.observe.shards import Parts
+from tbnum.observe.transfer import Transfer, tensors_in
+
+__all__ = ["Pending"]
+
+
+class Pending:
+    """A step, or a lone update, that has closed and whose numbers may still be on a device."""
+
+    def __init__(
+        self,
+        step: int,
+        wall_time: float,
+        update: Update | None,
+        attempts: Mapping[str, Attempt] | None = None,
+        named: Named | None = None,
+        *,
+        is_undecided: bool = False,
+    ) -> None:
+        self.step = step
+        self.wall_time = wall_time
+        self.attempts = attempts or {}
+        self.is_undecided = is_undecided  # whether it is a step at all depends on values
+        self._named = named or {}
+        self._update = update
+        tensors = [] if update is None else update.tensors()
+        for attempt in self.attempts.values():
+            attempt.let_go()
+            tensors += attempt.tensors()
+            for loss in itertools.chain(attempt.backwards, attempt.logged):
+                tensors += loss.tensors()
+        for losses in self._named.values():
+            tensors += tensors_in(losses)
+        self._transfer = Transfer(tensors)
+        self._landed: tuple[StepRecord | None, tuple[float, float] | None] | None = None
+
+    @property
+    def scale_was_set(self) -> bool:
+        return self._update is not None and self._update.was_set
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it is to be handed on as soon as its values are there."""
+        update = self._update
+        return (
+            self._transfer.is_under_way
+            or any(attempt.is_worth_a_look for attempt in self.attempts.values())
+            or (update is not None and bool(update.old_scale != update.new_scale))
+        )
+
+    def ready(self) -> bool:
+        return self._transfer.ready()
+
+    def makes_events(self) -> bool:
+        """Whether something of it is to be reported at once. Waits for values that have not landed."""
+        record, scales = self.land()
+        if self.is_undecided or (scales is not None and scales[0] != scales[1]):
+            return True
+        optimizers = () if record is None else record.optimizers.values()
+        return any(
+            optimizer.skipped or optimizer.nonfinite_rows or optimizer.columns or math.isinf(optimizer.grad_norm)
+            for optimizer in optimizers
+        )
+
+    def land(self) -> tuple[StepRecord | None, tuple[float, float] | None]:
+        """The step (None for a lone update), and the old and the new scale where there was an update."""
+        if self._landed is None:
+            self._landed = self._land()
+        if self._landed[0] is not None:
+            self._landed[0].step = self.step
+        return self._landed
+
+    def _land(self) -> tuple[StepRecord | None, tuple[float, float] | None]:
+        host, update = self._transfer, self._update
+        scales = None if update is None else (host.number(update.old_scale), host.number(update.new_scale))
+        if not self.attempts:
+            return None, scales
+        record = StepRecord(self.step, self.wall_time)
+        attempts = self.attempts.values()
+        losses = _unique(attempt.logged for attempt in attempts) or _unique(attempt.backwards for attempt in attempts)
+        is_known = all(attempt.loss_is_known or attempt.logged for attempt in attempts)
+        record.losses, record.loss = _sum(losses, is_known, host)
+        if is_known and all(loss.is_known for loss in losses):
+            record.micro_batches = len(_unique(attempt.backwards for attempt in attempts)) or len(losses) or UNKNOWN
+        scales_known = (host.number(attempt.loss_scale) for attempt in attempts)
+        record.loss_scale = next((scale for scale in scales_known if not math.isnan(scale)), UNKNOWN)
+        record.named_losses = {name: sum(host.numbers(losses)) for name, losses in self._named.items()}
+        if update is not None and scales is not None:
+            record.growth_tracker, record.new_scale = host.number(update.growth_tracker), scales[1]
+        for name, attempt in self.attempts.items():
+            record.optimizers[name] = _landed(attempt, host)
+        return record, scales
+
+
+def _unique(lists: Iterable[list[Loss]]) -> list[Loss]:
+    """A loss that reached several optimizers counts once."""
+    return list({id(loss): loss for losses in lists for loss in losses}.values())
+
+
+def _sum(losses: list[Loss], is_known: bool, host: Transfer) -> tuple[list[float], float]:
+    if not losses or not is_known or not all(loss.is_known for loss in losses):
+        return [], UNKNOWN
+    values = [_quotient(host.number(loss.value), host.number(loss.divisor)) for loss in losses]
+    return values, sum(values)
+
+
+def _quotient(value: float, by: float) -> float:
+    return value if by == 1.0 else value / by if by else UNKNOWN
+
+
+def _landed(one: Attempt, host: Transfer) -> OptimizerRecord:
+    before, after = one.before, one.after
+    record = OptimizerRecord(tensors=len(one.places), lr=host.numbers(one.lr))
+    _, record.loss = _sum(one.losses, one.loss_is_known or bool(one.logged), host)
+    record.dropped = one.why_given_up
+    found_inf = any(host.numbers(one.found_inf))
+    record.skipped = found_inf or one.outcome is not Outcome.STEPPED
+    if one.parameters_nonfinite is not None:
+        record.parameters_nonfinite = bool(host.number(one.parameters_nonfinite))
+    record.max_norm = next(iter(one.max_norms)) if len(one.max_norms) == 1 else UNKNOWN
+    record.nonfinite_tensors = sum(host.numbers(before.nonfinite))
+    if one.found_inf and not record.skipped:
+        record.nonfinite_tensors = 0.0  # finite elements, whose norm is not
+    layout, shares = one.layout, Shares()
+    if layout is not None:
+        record.shares = shares
+    if one.places:
+        norms, divisor = _spread(one.parameters, one.places, before.norms, host), host.number(before.divisor)
+        if divisor == 1.0:
+            record.grad_norms = norms
+        else:
+            record.grad_norms = norms / divisor if divisor else np.full_like(norms, UNKNOWN)
+        if one.before_is_lost:
+            record.grad_norms = np.full_like(norms, UNKNOWN)
+        if layout is None:
+            total = _ratio(combine(host.numbers(before.totals)), divisor)
+            record.grad_norm = UNKNOWN if one.before_is_lost else total
+        else:
+            shares.grad_norm = _share(record.grad_norms, layout.gradients, one.places)
+        if after is not None:
+            record.nonfinite_after = sum(host.numbers(after.nonfinite))
+            norms = _spread(one.parameters, one.places, after.norms, host)
+            if layout is not None and not record.skipped:
+                share = _share(norms, layout.gradients, one.places)
+                shares.grad_norm_clipped = _ratio(share, host.number(after.divisor))
+        if record.nonfinite_tensors > 0 or record.nonfinite_after > 0:
+            without = np.isnan(norms)
+            without[list(one.places)] = False
+            record.nonfinite_rows = np.flatnonzero(~np.isfinite(norms) & ~without).tolist()
+        if one.rows is not None:
+            _take_rows(record, one, one.rows, host)
+        if one.change is not None:
+            _take_change(record, one, one.change, host)
+    elif layout is not None and layout.has_flat_parameters:
+        shares.grad_norm = 0.0  # every parameter that has a gradient lies on other ranks
+        if one.change is not None:
+            _take_change(record, one, one.change, host)
+    if not record.skipped:  # else nothing of this batch reached the optimizer
+        _take_clipping(record, one, host)
+    return record
+
+
+def _take_clipping(record: OptimizerRecord, one: Attempt, host: Transfer) -> None:
+    coefficient = math.prod(host.numbers(one.coefficients))
+    if record.shares is not None:
+        _take_clipping_of_shares(record, record.shares, one, coefficient)
+        return
+    if one.after is not None:
+        record.grad_norm_clipped = _ratio(combine(host.numbers(one.after.totals)), host.number(one.after.divisor))
+    elif coefficient == 0 and record.nonfinite_tensors == 0:
+        record.grad_norm_clipped = 0.0  # finite elements whose norm overflowed: clipping left nothing
+    else:
+        record.grad_norm_clipped = record.grad_norm * coefficient
+    if one.uncertain:
+        record.clip_coef = _ratio(record.grad_norm_clipped, record.grad_norm)
+    elif one.clipped:
+        record.clip_coef = coefficient
+
+
+def _take_clipping_of_shares(record: OptimizerRecord, shares: Shares, one: Attempt, coefficient: float) -> None:
+    if one.uncertain:
+        record.clip_coef = _ratio(shares.grad_norm_clipped, shares.grad_norm)
+    elif not one.clip_is_derived:
+        if one.after is None:
+            shares.grad_norm_clipped = shares.grad_norm * coefficient
+        if one.clipped:
+            record.clip_coef = coefficient
+
+
+def _take_rows(record: OptimizerRecord, one: Attempt, rows: Rows, host: Transfer) -> None:
+    values = np.full((one.parameters, len(STATISTICS)), UNKNOWN)
+    for each in rows.statistics:
+        values[np.asarray(one.places)[each.index]] = host.array(each.values)
+    record.columns = dict(zip(STATISTICS, values.T, strict=True))
+    record.columns["absmax"] = record.columns["absmax"] / (host.number(rows.divisor) or UNKNOWN)
+    _take_histograms(record, "gradient", one.parameters, one.places, rows.histograms, host)
+
+
+def _take_change(record: OptimizerRecord, one: Attempt, change: Change, host: Transfer) -> None:
+    all_places = range(one.parameters)
+    for source, measured in change.norms.items():
+        norms = _spread(one.parameters, all_places, measured, host)
+        record.columns[f"{'param' if source == 'parameter' else source}_norm"] = norms
+    if one.layout is None or record.shares is None:
+        record.param_norm = combine(record.columns["param_norm"].tolist())
+        record.update_norm = combine(record.columns["update_norm"].tolist())
+    else:
+        record.shares.param_norm = _share(record.columns["param_norm"], one.layout.parameters, all_places)
+        record.shares.update_norm = _share(record.columns["update_norm"], one.layout.parameters, all_places)
+    for source, histograms in change.histograms.items():
+        _take_histograms(record, source, one.parameters, all_places, histograms, host)
+
+
+def _take_histograms(
+    record: OptimizerRecord,
+    source: str,
+    parameters: int,
+    places: Sequence[int],
+    histograms: Histograms,
+    host: Transfer,
+) -> None:
+    record.histograms[source] = sum(map(host.array, histograms.whole), np.zeros(BINS, np.int64))
+    if histograms.each is not None:
+        spread = np.zeros((parameters, BINS), np.int64)
+        for each in histograms.each:
+            spread[np.asarray(places)[each.index]] = host.array(each.counts)
+        record.tensor_histograms[source] = spread
+
+
+def _spread(parameters: int, places: Sequence[int], norms: list[TensorNorms], host: Transfer) -> np.ndarray:
+    """(P,) norms, NaN for parameters without a gradient."""
+    values = [host.array(each.norms) for each in norms]
+    if len(places) == parameters and len(norms) == 1 and norms[0].in_order:
+        return values[0]
+    spread = np.full(parameters, UNKNOWN, np.result_type(*values))
+    for each, value in zip(norms, values, strict=True):
+        spread[np.asarray(places)[each.index]] = value
+    return spread
+
+
+def _share(norms: np.ndarray, parts: Parts, places: Sequence[int]) -> float:
+    """Of (P,) norms, of which those at `places` are known: the norm of what this rank answers for."""
+    if parts.unknown is not None or len(parts.owned) != len(norms):
+        return UNKNOWN
+    counted = parts.mask if len(places) == len(norms) else [place for place in places if parts.owned[place]]
+    return float(np.linalg.norm(norms[counted].astype(np.float64)))
+
+
+def _ratio(value: float, by: float) -> float:
+    return value / by if by else UNKNOWN

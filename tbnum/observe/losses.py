@@ -1,0 +1,232 @@
+"""Whose backward it was, and what it began with.
+
+A loss counts by its effect: it is of the attempts of those optimizers whose gradients its backward has written to. So
+a backward for the input's gradient that `autograd.grad` takes is nobody's, one with `create_graph` is somebody's, and
+one that passes through another model's parameters belongs to that model's attempt as well, until its gradients go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tbnum.observe.attempt import UNKNOWN, Loss
+from tbnum.observe.caches import Caches
+from tbnum.observe.caller import users_line
+from tbnum.observe.gradients import Gradients, dtypes_behind
+from tbnum.observe.loop import Loop
+from tbnum.observe.scaled import Scaled, scaled_by
+from tbnum.observe.track import Signal, Track
+from tbnum.observe.transfer import Number, capturing, hold
+from tbnum.observe.watcher import Part, harmless
+
+__all__ = ["Losses", "Running"]
+
+
+class Running:
+    """A call of the engine that is under way. The loss is read when it is first known to be somebody's."""
+
+    def __init__(self, roots: Sequence[Any], gradients: Sequence[Any], loop: Loop) -> None:
+        self.roots, self.gradients = roots, gradients
+        self.before = [(track, Gradients.of(optimizer)) for track, optimizer in _alive(loop)]
+        self._loop = loop
+        self._loss: Loss | None = None
+        self.scaled: Scaled | None = None
+        self.is_surrogate = False  # the root is made of gradients that an earlier backward left
+
+    def loss(self) -> Loss:
+        if self._loss is None:
+            self.scaled = scaled_by(self.roots)
+            if self.is_surrogate:
+                self._loss = Loss(UNKNOWN, is_known=False)
+            else:
+                self._loss = _loss_of(self.roots, self.gradients, self.scaled)
+            own_scale = self._loop.own_scale
+            if own_scale is not None and self.scaled is None:
+                self._loss.divisor = _scale_now(own_scale)
+        return self._loss
+
+
+class Losses(Part):
+    """What happens at a backward."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__(loop)
+        self._loop = loop
+        self._running: Running | None = None
+        self._checked_scalers: set[int] = set()
+        self._caches = Caches()
+
+    @harmless
+    def loss_logged(self, loss: Number, name: str | None) -> None:
+        """The user reported a loss. Where that happens in a step, only what the user reported counts."""
+        loop = self._loop
+        if loop.is_inside_a_step():
+            return
+        if name is not None:
+            loop.assembly.name_loss(name, loss)
+            return
+        reported = Loss(loss)
+        attempts = [track.open for track in loop.tracks.values() if track.open is not None]
+        for attempt in attempts:
+            attempt.logged.append(reported)
+        if not attempts:
+            loop.logged.append(reported)
+
+    @harmless
+    def backward_begins(self, roots: Sequence[Any], gradients: Sequence[Any]) -> Running | None:
+        """Before the engine runs. None where it does not matter, else to be given to `backward_ended`."""
+        loop = self._loop
+        if capturing() or not loop.is_in_its_thread(roots) or loop.is_inside_a_step():
+            return None
+        running = Running(roots, gradients, loop)
+        running.is_surrogate = self._caches.are_behind(roots)
+        for track, there in running.before:
+            if track.open is not None and _are_gone(track, there):
+                self._gone(track)
+            elif track.open is not None and track.open.arrived[0] != there.marks()[0]:
+                track.open.loss_is_known = track.open.loss_is_known and not track.open.backwards
+            if track.open is None and there.tensors and _were_set_by_hand(track, there):
+                loop.opened(track, Signal.GRADIENT).loss_is_known = False  # of what they are is nobody's to tell
+        self._running = running
+        if loop.scaler is not None and any(map(torch.is_autocast_enabled, _devices(roots))):
+            loop.report_once("backward_under_autocast", {"where": users_line()})
+        return running
+
+    @harmless
+    def step_begins_inside(self, track: Track, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer steps while a backward runs, from a hook on its gradients: they are that backward's."""
+        if self._running is None or torch._C._current_graph_task_id() == -1:
+            return
+        before = next((there for other, there in self._running.before if other is track), None)
+        now = Gradients.of(optimizer)
+        if before is not None and now.tensors and not now.same_as(before):
+            self._arrives(track, self._running, now)
+
+    @harmless
+    def backward_ended(self, running: Running, failed: bool) -> None:
+        self._running = None
+        if failed and running._loss is None:
+            running._loss = Loss(UNKNOWN, is_known=False)
+        reached = False
+        for track, before in running.before:
+            optimizer = track.optimizer
+            if optimizer is None:
+                continue
+            now = Gradients.of(optimizer)
+            if now.tensors and not now.same_as(before):
+                reached = True
+                self._arrives(track, running, now)
+        loop = self._loop
+        if not reached:
+            self._caches.note(running.roots)
+        if not reached and loop.meter.layouts.unreduced_have_changed():
+            for track, optimizer in _alive(loop):
+                self._arrives(track, running, Gradients.of(optimizer))
+
+    def _arrives(self, track: Track, running: Running, now: Gradients) -> None:
+        loop = self._loop
+        loss = running.loss()
+        attempt = loop.opened(track, Signal.GRADIENT)
+        attempt.backwards.append(loss)
+        attempt.arrived = now.marks()
+        track.last_seen = attempt.arrived[0]
+        loop.count_unused(track)
+        scaled = running.scaled
+        if scaled is not None:
+            attempt.scaler = scaled.scaler
+            self._check(scaled, running.roots)
+        elif loop.own_scale is not None:
+            attempt.has_own_scale, attempt.loss_scale = True, loss.divisor
+            loop.meter.measure(track, attempt, _sure(track.optimizer), now, loss.divisor)
+        else:
+            attempt.samples = now.samples()
+
+    def _gone(self, track: Track) -> None:
+        if track.may_evaluate:  # between two evaluations of a closure: the first is what the step is about
+            track.may_evaluate = False
+            return
+        self._loop.signal(track, Signal.GONE)
+
+    def _check(self, scaled: Scaled, roots: Sequence[Any]) -> None:
+        """Once a scaler."""
+        scaler, loop = scaled.scaler, self._loop
+        if scaled.dtype in (torch.float16, torch.bfloat16):
+            dtype = str(scaled.dtype).removeprefix("torch.")
+            loop.report_once("loss_low_precision", {"dtype": dtype, "where": users_line()})
+        if id(scaler) in self._checked_scalers:
+            return
+        self._checked_scalers.add(id(scaler))
+        if scaler is not loop.scaler:
+            loop.found(scaler)
+        dtypes = set().union(*(dtypes_behind(root) for root in roots if isinstance(root, Tensor)))
+        if torch.bfloat16 in dtypes and torch.float16 not in dtypes:
+            loop.report_once("bfloat16_with_scaler", {"where": users_line()})
+
+
+def _alive(loop: Loop) -> list[tuple[Track, torch.optim.Optimizer]]:
+    pairs = [(track, track.optimizer) for track in loop.tracks.values()]
+    return [(track, optimizer) for track, optimizer in pairs if optimizer is not None]
+
+
+def _sure(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer:
+    assert optimizer is not None
+    return optimizer
+
+
+def _are_gone(track: Track, there: Gradients) -> bool:
+    """Whether the gradients of the open attempt were thrown away, before this backward adds to what is there."""
+    attempt = track.open
+    if attempt is None or not attempt.arrived[0]:
+        return False
+    if not there.tensors:
+        return True
+    ids, versions = there.marks()
+    return (ids, versions) != attempt.arrived and there.are_zero()
+
+
+def _were_set_by_hand(track: Track, there: Gradients) -> bool:
+    """Whether a backward is about to add to gradients that no backward has made: not those of the last step, or zeros.
+
+    On a device nobody looks at the values: written to since they were last seen, they count as zeros.
+    """
+    ids, versions = there.marks()
+    if (ids, versions) == track.used:
+        return False
+    samples = there.samples()
+    return any(samples) if samples else ids not in (track.used[0], track.last_seen)
+
+
+def _loss_of(roots: Sequence[Any], gradients: Sequence[Any], scaled: Scaled | None) -> Loss:
+    """What the engine starts from: each root times the gradient that it is given."""
+    if scaled is not None and scaled.loss is not None and len(roots) == 1:
+        if not isinstance(gradients[0], Tensor):
+            return Loss(scaled.loss)
+        if gradients[0].numel() == 1 and roots[0].numel() == 1:
+            return Loss(_times(scaled.loss, gradients[0]))
+    values: list[Number] = []
+    for root, gradient in zip(roots, gradients, strict=True):
+        if not isinstance(root, Tensor) or root.numel() != 1 or root.is_complex():
+            return Loss(UNKNOWN, is_known=False)
+        value = hold(root)
+        values.append(_times(value, gradient) if isinstance(gradient, Tensor) else value)
+    if not values:
+        return Loss(UNKNOWN, is_known=False)
+    return Loss(sum(values[1:], values[0]), 1.0 if scaled is None else scaled.scale)
+
+
+def _times(value: Number, gradient: Tensor) -> Number:
+    by = hold(gradient)
+    return value if isinstance(by, float) and by == 1.0 else value * by
+
+
+def _scale_now(own_scale: Any) -> Number:
+    scale = own_scale()  # the user's: what it raises is for the user to see
+    return hold(scale) if isinstance(scale, Tensor) else float(scale)
+
+
+def _devices(roots: Sequence[Any]) -> set[str]:
+    return {"cpu", *(root.device.type for root in roots if isinstance(root, Tensor))}

@@ -1,0 +1,157 @@
+"""Measures an attempt: the norms of its gradients, and at intervals or after a failure all that a second pass tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tbnum.measure.change import changes_of, copies_of
+from tbnum.measure.chunks import stored
+from tbnum.measure.norms import Taken, norms_of
+from tbnum.measure.statistics import statistics_of
+from tbnum.observe.attempt import NOTHING, UNKNOWN, Attempt, Change, Histograms, Measurement, Rows
+from tbnum.observe.gradients import Gradients, local, parameters_of
+from tbnum.observe.shards import Layouts
+from tbnum.observe.track import Track
+from tbnum.observe.transfer import Number, hold
+
+__all__ = ["Meter", "any_nonfinite", "learning_rates", "measured"]
+
+VANISHING = 1e-16  # a norm of many gradients below it may have lost some of them, whose squares float32 does not hold
+
+
+class Meter:
+    """Decides what is measured and when. Nothing here waits for a device."""
+
+    def __init__(
+        self,
+        next_step: Callable[[], int],
+        layouts: Layouts,
+        *,
+        verify_interval: int,
+        tensor_interval: int,
+        histogram_interval: int,
+    ) -> None:
+        self._next_step = next_step
+        self.layouts = layouts
+        self._verify_interval = verify_interval
+        self._tensor_interval = tensor_interval
+        self._histogram_interval = histogram_interval
+
+    def _is_due(self, interval: int) -> bool:
+        return self._next_step() % interval == 0
+
+    def measure(
+        self,
+        track: Track,
+        attempt: Attempt,
+        optimizer: torch.optim.Optimizer,
+        gradients: Gradients,
+        divisor: Number,
+        taken: Taken | None = None,
+    ) -> None:
+        """The norms of the gradients as they are now, before clipping; forgets an earlier measurement."""
+        interval_is_over = self._is_due(self._tensor_interval)
+        attempt.parameters, attempt.places, attempt.seen = gradients.parameters, gradients.places, gradients
+        attempt.layout = self.layouts.of(track.name, optimizer, gradients, look_again=interval_is_over)
+        attempt.before = measured(gradients.tensors, divisor, taken)
+        attempt.coefficients, attempt.max_norms = [], set()
+        attempt.clipped = attempt.uncertain = attempt.clip_is_derived = attempt.before_is_lost = False
+        attempt.after = attempt.waits_for_clip = None
+        attempt.is_measured = True
+        if attempt.before.known_nonfinite or interval_is_over:
+            self.look_closely(attempt, gradients, divisor)
+
+    def lose(self, attempt: Attempt, gradients: Gradients) -> None:
+        """Somebody wrote to the gradients before they could be measured."""
+        attempt.parameters, attempt.places, attempt.seen = gradients.parameters, gradients.places, gradients
+        attempt.before = NOTHING
+        attempt.waits_for_clip = None
+        attempt.is_measured = attempt.before_is_lost = True
+
+    def look_closely(self, attempt: Attempt, seen: Gradients, divisor: Number) -> None:
+        """Statistics of each gradient, and their histogram: one more pass."""
+        gradients = local(seen.tensors)
+        # What backward made was the gradient times the scale: that is what has to fit into a narrow format.
+        known = not (isinstance(attempt.loss_scale, float) and math.isnan(attempt.loss_scale))
+        scale = attempt.loss_scale / divisor if known else 1.0
+        statistics = statistics_of(gradients, scale, histograms=self._is_due(self._histogram_interval))
+        histograms = Histograms.beside(statistics)
+        if attempt.layout is not None and attempt.layout.gradients.copies:
+            copies = attempt.layout.gradients.copies
+            pairs = zip(gradients, seen.places, strict=True)
+            histograms = histograms.without([gradient for gradient, place in pairs if place in copies])
+        attempt.rows = Rows(statistics, histograms, divisor)
+
+    def must_look_again(self, attempt: Attempt, gradients: Gradients) -> bool:
+        """Whether what the optimizer gets takes a pass of its own."""
+        if attempt.uncertain or not gradients.same_as(attempt.seen):
+            attempt.uncertain = True
+            return True
+        return attempt.clipped and self._is_due(self._verify_interval)
+
+    def keep_parameters(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
+        """At an interval: a copy of them, before the step."""
+        if self._is_due(self._tensor_interval):
+            attempt.snapshot = copies_of(local(parameters_of(optimizer)))
+
+    def measure_update(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
+        """What the step did to the parameters of which there is a copy."""
+        before, attempt.snapshot = attempt.snapshot, []
+        after = [parameter.detach() for parameter in local(parameters_of(optimizer))]
+        if len(after) != len(before):  # the step itself added a group
+            return
+        changes = changes_of(before, after)
+        norms = {"parameter": norms_of(after), "update": norms_of(changes)}
+        due = self._is_due(self._histogram_interval)
+        histograms = {"parameter": Histograms.of(after, due), "update": Histograms.of(changes, due)}
+        if attempt.layout is not None and attempt.layout.parameters.copies:
+            for source, tensors in (("parameter", after), ("update", changes)):
+                copies = [tensors[place] for place in attempt.layout.parameters.copies]
+                histograms[source] = histograms[source].without(copies)
+        attempt.change = Change(norms, histograms)
+
+
+def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = None) -> Measurement:
+    """One pass over the gradients, where torch has not just taken it, and two small kernels a device."""
+    by_torch = None if taken is None else taken.of(gradients)
+    gradients = local(gradients) if by_torch is None else gradients
+    norms = norms_of(gradients) if by_torch is None else [by_torch]
+    totals: list[Number] = [hold(each.total()) for each in norms]
+    if totals and all(isinstance(total, float) and total < VANISHING for total in totals):
+        norms = norms_of(gradients, torch.float64)  # all of them are so small that their squares vanish in float32
+        totals = [hold(each.total()) for each in norms]
+    nonfinite: list[Number] = []
+    for each, total in zip(norms, totals, strict=True):
+        if isinstance(total, Tensor):
+            nonfinite.append(each.nonfinite())
+        elif math.isfinite(total):
+            nonfinite.append(0.0)
+        else:
+            # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
+            suspects = [at for at, norm in zip(each.index, each.norms.tolist(), strict=True) if not math.isfinite(norm)]
+            nonfinite.append(float(sum(not bool(torch.isfinite(stored(gradients[at])).all()) for at in suspects)))
+    return Measurement(norms, totals, nonfinite, divisor)
+
+
+def learning_rates(optimizer: torch.optim.Optimizer) -> list[Number]:
+    return [_as_number(group.get("lr", UNKNOWN)) for group in optimizer.param_groups]
+
+
+def _as_number(value: Any) -> Number:
+    if isinstance(value, Tensor):
+        return hold(value)
+    return UNKNOWN if value is None else float(value)  # an optimizer may choose its own, and have None
+
+
+@torch.no_grad()
+def any_nonfinite(tensors: list[Tensor]) -> Number | None:
+    """1.0 where any element of any tensor is NaN or inf; one pass over them."""
+    if not tensors or len({tensor.device for tensor in tensors}) > 1:
+        return None
+    (norms,) = norms_of(local(tensors))
+    return hold((norms.nonfinite() > 0).to(torch.float32))

@@ -1,0 +1,87 @@
+"""Which losses a GradScaler has scaled: found again when a backward begins with them, or with what was made of them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tbnum.observe.transfer import Number, hold
+
+__all__ = ["Scaled", "remember", "scaled_by"]
+
+_KEY = "tbnum_scaled"  # in the metadata of the operation that scaled: it lives as long as the graph, and holds nothing
+_REMEMBERED = 64  # scaled losses, of all scalers
+_LOOKED_AT = 64  # operations between a backward's root and the scaled loss
+
+
+class Scaled(NamedTuple):
+    """A loss and what it was multiplied by."""
+
+    loss: Number | None  # None where the root is made of it, or it is no single number: the root tells then
+    scale: Number
+    dtype: torch.dtype
+    scaler: torch.amp.GradScaler
+
+
+class _Entry(NamedTuple):
+    output: weakref.ref[Tensor]
+    loss: Number | None
+    scale: Number
+    dtype: torch.dtype
+    scaler: weakref.ref[torch.amp.GradScaler]
+
+
+_entries: OrderedDict[int, _Entry] = OrderedDict()  # by id of the output
+_scalers: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()  # that have scaled a loss
+_lock = threading.Lock()
+
+
+def remember(scaler: torch.amp.GradScaler, loss: Tensor, output: Tensor) -> None:
+    """`scaler.scale(loss)` gave `output`. The loss is copied: one small kernel on a device, no sync."""
+    node = output.grad_fn
+    if node is None or output is loss or loss.is_complex():
+        return  # a disabled scaler gives back what it got
+    value = hold(loss) if loss.numel() == 1 else None
+    scale = hold(scaler._scale) if scaler._scale is not None else float(scaler._init_scale)
+    entry = _Entry(weakref.ref(output), value, scale, loss.dtype, weakref.ref(scaler))
+    metadata: Any = node.metadata  # a dict, whatever its annotation says
+    metadata[_KEY] = entry
+    with _lock:
+        _scalers.add(scaler)
+        _entries[id(output)] = entry
+        while len(_entries) > _REMEMBERED:
+            _entries.popitem(last=False)
+
+
+def scaled_by(roots: Sequence[Any]) -> Scaled | None:
+    """The scaler behind a backward, if any. Costs nothing where no scaler is in use."""
+    if not _scalers:
+        return None
+    for root in roots:
+        entry = _entries.get(id(root))
+        if entry is not None and entry.output() is root:
+            scaler = entry.scaler()
+            return None if scaler is None else Scaled(entry.loss, entry.scale, entry.dtype, scaler)
+    return _behind(roots)
+
+
+def _behind(roots: Sequence[Any]) -> Scaled | None:
+    seen: set[Any] = set()
+    to_visit = [getattr(root, "grad_fn", None) for root in roots]
+    while to_visit and len(seen) < _LOOKED_AT:
+        node = to_visit.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        entry = node.metadata.get(_KEY)
+        if entry is not None:
+            scaler = entry.scaler()
+            return None if scaler is None else Scaled(None, entry.scale, entry.dtype, scaler)
+        to_visit += [before for before, _ in node.next_functions]
+    return None

@@ -1,0 +1,142 @@
+"""What happens at an optimizer: its step, with a closure or without, and gradients that are thrown away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tbnum.observe.attempt import Attempt
+from tbnum.observe.caller import users_line
+from tbnum.observe.gradients import Gradients
+from tbnum.observe.loop import Loop
+from tbnum.observe.losses import Losses
+from tbnum.observe.meter import learning_rates, measured
+from tbnum.observe.rescaling import Rescaling, rescaling
+from tbnum.observe.track import Signal, Track
+from tbnum.observe.transfer import Number, capturing, hold
+from tbnum.observe.watcher import Part, harmless
+
+__all__ = ["Updates"]
+
+
+class Updates(Part):
+    """What happens at a step, and where gradients go without one."""
+
+    def __init__(self, loop: Loop, losses: Losses) -> None:
+        super().__init__(loop)
+        self._loop = loop
+        self._losses = losses
+
+    @harmless
+    def step_begins(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        """Inside `optimizer.step()`. With a closure the gradients it will use come after this."""
+        loop = self._loop
+        track = loop.track_of(optimizer)
+        if track is None or capturing():
+            return
+        if track.is_stepping:  # the step before ended in an exception
+            track.forget()
+        loop.enters()
+        self._losses.step_begins_inside(track, optimizer)
+        track.is_stepping, track.may_evaluate = True, has_closure
+        attempt = track.open or loop.opened(track, Signal.GRADIENT)
+        attempt.lr = learning_rates(optimizer)
+        loop.meter.keep_parameters(attempt, optimizer)
+        if not has_closure:
+            self._uses(track, attempt, optimizer, Gradients.of(optimizer))
+
+    @harmless
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        loop = self._loop
+        track = loop.track_of(optimizer)
+        if track is None or not track.is_stepping or capturing():
+            return
+        attempt = track.open
+        if attempt is None:
+            track.forget()
+            return
+        gradients = Gradients.of(optimizer)
+        if track.may_evaluate:  # all of its evaluations were the first: the optimizer leaves gradients as they are
+            self._uses(track, attempt, optimizer, gradients)
+        track.is_stepping = track.may_evaluate = False
+        if attempt.snapshot:
+            loop.meter.measure_update(attempt, optimizer)
+        track.used = gradients.marks()
+        if track.in_step_of is not None:
+            attempt.scaler = track.in_step_of
+            loop.signal(track, Signal.STEP_UNDER_SCALER)
+        else:
+            loop.signal(track, Signal.STEP)
+
+    @harmless
+    def gradients_go(self, optimizer: torch.optim.Optimizer) -> None:
+        """They are about to be thrown away."""
+        track = self._loop.track_of(optimizer)
+        if track is not None:
+            self._gone(track, optimizer)
+
+    @harmless
+    def gradients_went(self, parameters: set[int]) -> None:
+        """Those of a module's parameters were thrown away: of optimizers that have no others they are gone."""
+        for track in self._loop.tracks.values():
+            optimizer = track.optimizer
+            if optimizer is None or track.open is None:
+                continue
+            held = [id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+            if parameters.issuperset(held):
+                self._gone(track, optimizer)
+
+    def _gone(self, track: Track, optimizer: torch.optim.Optimizer) -> None:
+        if track.is_stepping:
+            attempt = track.open
+            if track.may_evaluate and attempt is not None and attempt.backwards:
+                # A closure begins its second evaluation: the first is what the step is about.
+                self._uses(track, attempt, optimizer, Gradients.of(optimizer))
+                track.may_evaluate = False
+            return
+        if track.open is not None and not capturing():
+            self._loop.signal(track, Signal.GONE)
+
+    def _uses(self, track: Track, attempt: Attempt, optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
+        """These are what the optimizer gets, or in a closure has got."""
+        loop, inside = self._loop, track.in_step_of
+        divisor: Number = 1.0
+        grad_scale = getattr(optimizer, "grad_scale", None) if inside is not None else None
+        if isinstance(grad_scale, Tensor):  # a fused optimizer that will unscale in its kernel
+            divisor = attempt.loss_scale = hold(grad_scale)
+        elif inside is None and attempt.scaler is not None:
+            loop.report_once("step_bypassed_scaler", {"where": users_line()}, track)
+            if attempt.unscaled_after is None and attempt.scaler._scale is not None:
+                attempt.loss_scale = hold(attempt.scaler._scale)
+                loop.meter.measure(track, attempt, optimizer, gradients, attempt.loss_scale)
+                attempt.after = replace(attempt.before, divisor=1.0)  # the optimizer gets them with their scale
+                return
+        if not attempt.is_measured or _was_clipped_too_early(attempt, gradients):
+            self._measure(track, attempt, optimizer, gradients, divisor)
+        elif loop.meter.must_look_again(attempt, gradients):
+            attempt.after = measured(gradients.tensors, divisor)
+        loop.sees_gradients(track, optimizer, attempt)
+
+    def _measure(
+        self, track: Track, attempt: Attempt, optimizer: torch.optim.Optimizer, gradients: Gradients, divisor: Number
+    ) -> None:
+        loop = self._loop
+        what = rescaling(attempt, gradients)
+        loop.meter.measure(track, attempt, optimizer, gradients, divisor)
+        if what is Rescaling.SCALE:
+            attempt.loss_is_known = False
+            loop.report_once("own_scale", {"where": users_line()}, track)
+        elif what is Rescaling.CLIP:
+            attempt.after, attempt.before_is_lost = attempt.before, True
+
+
+def _was_clipped_too_early(attempt: Attempt, gradients: Gradients) -> bool:
+    """A backward came after the clip, which was one of the last step's gradients, say."""
+    return (
+        attempt.unscaled_after is None
+        and attempt.clipped
+        and len(attempt.backwards) > attempt.clipped_after
+        and not gradients.same_as(attempt.seen)
+    )
