@@ -15,7 +15,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -109,9 +109,12 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             bound = signature.bind(*args, **kwargs)
             max_norm = None if name == _BY_VALUE else float(bound.arguments["max_norm"])
-            parameters = _as_list(bound.arguments["parameters"])
-        except Exception:
+            given = bound.arguments["parameters"]
+        except (TypeError, ValueError):
             return original(*args, **kwargs)  # torch's own error
+        if not isinstance(given, Iterable):
+            return original(*args, **kwargs)
+        parameters = _as_list(given)  # the user's: what it raises is his
         if not parameters:
             return _without_parameters(original, args, kwargs)
         bound.arguments["parameters"] = parameters

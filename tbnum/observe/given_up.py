@@ -39,7 +39,8 @@ def was_given_up(track: Track, attempt: Attempt) -> bool | None:
     if any(loss.is_finite is False for loss in attempt.losses):
         attempt.why_given_up = "loss"
         return True
-    if looked and not is_habit:
+    is_new = track.never_stepped and not attempt.before.known_nonfinite  # a clip of each sample, say, before a step
+    if looked and not is_habit and not is_new:
         attempt.why_given_up = "looked"
         return True
     undecided = any(loss.is_known and loss.is_finite is None for loss in attempt.losses)

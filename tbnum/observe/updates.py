@@ -113,7 +113,9 @@ class Updates(Part):
                 loop.meter.measure(track, attempt, optimizer, gradients, attempt.loss_scale)
                 attempt.after = replace(attempt.before, divisor=1.0)  # the optimizer gets them with their scale
                 return
-        if not attempt.is_measured or _was_clipped_too_early(attempt, gradients):
+        if track.sides and attempt.backwards and gradients.ids() != attempt.arrived[0]:
+            attempt.loss_is_known = False  # sums that were kept elsewhere, of backwards whose gradients went
+        if not attempt.is_measured or _was_clipped_too_early(attempt, gradients) or _are_others(attempt, gradients):
             self._measure(track, attempt, optimizer, gradients, divisor)
         elif loop.meter.must_look_again(attempt, gradients):
             attempt.after = measured(gradients.tensors, divisor)
@@ -130,6 +132,12 @@ class Updates(Part):
             loop.report_once("own_scale", {"where": users_line()}, track)
         elif what is Rescaling.CLIP:
             attempt.after, attempt.before_is_lost = attempt.before, True
+
+
+def _are_others(attempt: Attempt, gradients: Gradients) -> bool:
+    """Than those that were clipped: others were put in their place, and the clip is none of theirs."""
+    seen = attempt.seen
+    return attempt.clipped and attempt.unscaled_after is None and seen is not None and gradients.ids() != seen.ids()
 
 
 def _was_clipped_too_early(attempt: Attempt, gradients: Gradients) -> bool:

@@ -7,10 +7,13 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
+import torch
+
 from tbnum.observe.caller import warn
 
 __all__ = ["Part", "Watcher", "harmless"]
 
+_tracer: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None where nothing is compiled
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _W = TypeVar("_W", bound="Watcher | Part")
@@ -60,15 +63,20 @@ class Part:
 def harmless(method: Callable[Concatenate[_W, _P], _R]) -> Callable[Concatenate[_W, _P], _R | None]:
     """A method that hooks call, in the loop and in the model: no exception of its own reaches them."""
 
+    untraced = torch.compiler.disable(method)
+
     @functools.wraps(method)
     def called(self: _W, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
         watcher = self.watcher
         if watcher.is_muted:
             return None
         try:
-            return method(self, *args, **kwargs)
+            if _tracer() is None:
+                return method(self, *args, **kwargs)
+            return untraced(self, *args, **kwargs)  # under torch.compile: it would trace what the method calls
         except Exception as error:
             watcher.trouble(error)
             return None
 
-    return called
+    skipped: Callable[Concatenate[_W, _P], _R | None] = torch.compiler.disable(called, recursive=False)
+    return skipped
