@@ -100,7 +100,11 @@ class Recorder:
         self._explainer = LiveExplainer(meta)
         rival = writing_now(folder, rank)
         self._log = LogWriter(
-            folder, columns=step_columns(self._groups, own_losses=True), meta=meta, rank=rank, max_tensor_bytes=max_tensor_bytes
+            folder,
+            columns=step_columns(self._groups, own_losses=True),
+            meta=meta,
+            rank=rank,
+            max_tensor_bytes=max_tensor_bytes,
         )
         if rival is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
             warn(
