@@ -271,3 +271,18 @@ def test_updates_that_a_16_bit_parameter_rounds_away_are_told(dtype: torch.dtype
     x = torch.randn(32, 64, dtype=dtype)
     found = trained(tmp_path, model, lambda step: (model(x) - 1).square().mean(), lr=1e-4)
     assert ("updates_lost" in found) == there
+
+
+def test_a_sum_of_losses_that_grows_with_its_terms_says_that_they_are_not_divided():
+    counts = np.where(STEP < 2500, 1.0, 4.0)
+    assert told(columns(COUNT, loss=falling() * counts, micro_batches=counts))["losses_added_up"].steps == (2500,)
+    assert "losses_added_up" not in told(columns(COUNT, loss=falling(), micro_batches=counts))
+
+
+def test_a_learning_rate_of_nan_was_measured_where_the_optimizer_stepped():
+    lr = np.full(COUNT, 1e-3)
+    lr[1234] = NAN
+    assert told(columns(COUNT, lr=lr))["lr_nonfinite"].steps == (1234,)
+    absent = np.zeros(COUNT)
+    absent[1234] = NAN  # it took no part in that step
+    assert "lr_nonfinite" not in told(columns(COUNT, lr=lr, nonfinite_tensors=absent))

@@ -45,6 +45,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("loss_rose", level_findings.loss_rose),
     ("exploding_norm", curve_findings.exploding_norms),
     ("norm_level", level_findings.norm_level),
+    ("losses_added_up", level_findings.losses_added_up),
     ("weights_vanish", level_findings.weights_vanish),
     ("weights_grow", level_findings.weights_grow),
     ("lr_invalid", lr_findings.invalid),

@@ -9,7 +9,7 @@ import numpy as np
 
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.thresholds import (
-    BASELINE,
+    ADDED_WITHIN,
     BEFORE,
     LEVEL_STEPS,
     LEVEL_TIMES,
@@ -24,10 +24,11 @@ from tbnum.explain.view import RunView
 from tbnum.explain.words import count_text, number_text
 from tbnum.log.columns import columns_named
 
-__all__ = ["loss_rose", "norm_level", "weights_grow", "weights_vanish"]
+__all__ = ["loss_rose", "losses_added_up", "norm_level", "weights_grow", "weights_vanish"]
 
-EARLY = 4
-"""Blocks of norms at the beginning of a run, where they may fall by any factor."""
+BLOCK = 32  # norms, of which a level is the median
+EARLY = 8
+"""Blocks at the beginning of a run, where norms may fall by any factor."""
 WINDOWS = 2000
 """Of a long run: then they lie further apart."""
 
@@ -172,22 +173,29 @@ def norm_level(view: RunView) -> Iterator[Finding]:
 
 def _new_level(norms: np.ndarray) -> tuple[int, float, float] | None:
     """Where a series jumps to another level and stays there; the levels before and after. O(values)."""
-    if len(norms) < 4 * BASELINE:
+    if len(norms) < 8 * BLOCK:
         return None
-    size = max(BASELINE, len(norms) // WINDOWS // BASELINE * BASELINE)
+    size = max(BLOCK, len(norms) // WINDOWS // BLOCK * BLOCK)
     blocks = len(norms) // size
-    medians = np.median(norms[: blocks * size].reshape(blocks, size)[:, :: size // BASELINE], axis=1)
+    medians = np.median(norms[: blocks * size].reshape(blocks, size)[:, :: size // BLOCK], axis=1)
     ratio = medians[2:] / medians[:-2]
     for block in np.flatnonzero((ratio >= LEVEL_TIMES) | (ratio <= 1 / LEVEL_TIMES)).tolist()[:8]:
         before, after = float(medians[block]), float(medians[block + 2])
-        held = medians[max(0, block - 3) : block + 1]
+        held = medians[max(0, block - 5) : block + 1]
         rest = medians[block + 2 :]
         rises = after > before
         stays = (rest > before * LEVEL_TIMES / 2).all() if rises else (rest < before / LEVEL_TIMES * 2).all()
         steady = held.max() <= 1.5 * held.min()
         known = medians[: block + 1]  # a size that it had before is none that is new
         seen = ((known > after / 2) & (known < after * 2)).any()
-        if seen or block < EARLY or len(rest) * size < LEVEL_STEPS or not stays or not steady:
+        if (
+            seen
+            or (not rises and block < EARLY)
+            or block < 2
+            or len(rest) * size < LEVEL_STEPS
+            or not stays
+            or not steady
+        ):
             continue
         begin = (block + 1) * size - size // 2
         place = _edge(norms, begin, begin + 2 * size, before, after)
@@ -217,6 +225,38 @@ def _lr_moved(view: RunView, name: str, row: int) -> bool:
         return False
     before, after = lr[max(0, row - 8)], lr[min(len(lr) - 1, row + 8)]
     return bool(max(before, after) > LR_ROSE * min(before, after))
+
+
+def losses_added_up(view: RunView) -> Iterator[Finding]:
+    """A sum of losses that grew with the number of micro-batches: neither it nor the gradients are divided by it."""
+    counts, loss = view.steps.get("micro_batches"), view.steps.get("loss")
+    if counts is None or loss is None:
+        return
+    rows = np.flatnonzero(np.isfinite(loss) & ~view.skipped & (counts >= 1))
+    values, number = loss[rows], counts[rows]
+    for at in (np.flatnonzero(np.diff(number) != 0) + 1).tolist()[:EXAMINED]:
+        before, after = slice(max(0, at - BLOCK), at), slice(at, at + BLOCK)
+        few, many = float(np.median(number[before])), float(np.median(number[after]))
+        if min(at, len(rows) - at) < BLOCK or max(few, many) < 2 * min(few, many):
+            continue
+        low, high = float(np.median(values[before])), float(np.median(values[after]))
+        grew = high / low if low > 0 else 0.0
+        if not ADDED_WITHIN[0] <= grew / (many / few) <= ADDED_WITHIN[1]:
+            continue
+        step = int(view.number[rows[at]])
+        yield Finding(
+            "losses_added_up",
+            "warning",
+            "The losses of the micro-batches are added up, not averaged",
+            f"At step {step:,} the micro-batches of a step went from {few:.0f} to {many:.0f}, and the sum of their "
+            f"losses from {number_text(low)} to {number_text(high)}, {grew:.2g} times: so did the gradients.",
+            "Divide each loss by the number of micro-batches before its backward.",
+            steps_of([step]),
+        )
+        return
+
+
+EXAMINED = 100  # changes of the number of micro-batches that are looked at
 
 
 def weights_vanish(view: RunView) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from tbnum.explain.thresholds import (
 )
 from tbnum.explain.view import RunView
 from tbnum.explain.words import count_text, number_text, share_text
-from tbnum.log.columns import columns_named
+from tbnum.log.columns import StepColumn, columns_named
 
 __all__ = ["invalid", "outlier", "schedule_drift", "zero"]
 
@@ -53,7 +53,7 @@ def invalid(view: RunView) -> Iterator[Finding]:
     for column, lr in columns_named(view.steps, "lr"):
         for rule, rows, what in (
             ("lr_negative", np.flatnonzero(lr < 0), "negative: each step goes uphill"),
-            ("lr_nonfinite", np.flatnonzero(np.isinf(lr)), "infinite: no parameter survives such a step"),
+            ("lr_nonfinite", _nonfinite(view, column, lr), "not finite: no parameter survives such a step"),
         ):
             if not len(rows):
                 continue
@@ -68,6 +68,16 @@ def invalid(view: RunView) -> Iterator[Finding]:
                 "Look at the schedule: a decay past its end, a division by 0, a factor of the wrong sign.",
                 steps_of(view.number[rows]),
             )
+
+
+def _nonfinite(view: RunView, column: StepColumn, lr: np.ndarray) -> np.ndarray:
+    """Rows (R,). A NaN counts where the optimizer stepped, and others of its rates are known: then it was measured."""
+    rows = np.isinf(lr)
+    looked_at = view.steps.get(column.beside("nonfinite_tensors"))
+    if looked_at is not None and np.isfinite(lr).any():
+        skipped = view.steps.get(column.beside("skipped"), view.skipped)
+        rows = rows | (np.isnan(lr) & ~np.isnan(looked_at) & ~skipped.astype(bool))
+    return np.flatnonzero(rows)
 
 
 def zero(view: RunView) -> Iterator[Finding]:

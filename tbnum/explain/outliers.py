@@ -9,15 +9,15 @@ from collections.abc import Sequence
 __all__ = ["loss_is_usual", "loss_stands_out"]
 
 
-def loss_is_usual(loss: float, recent: Sequence[float]) -> bool:
-    """Whether a loss is known to be as its recent ones are: at most 3 robust standard deviations over their median.
+def loss_is_usual(loss: float, recent: Sequence[float], deviations: float) -> bool:
+    """Whether a loss is known to be as its recent ones are: at most so many robust deviations over their median.
 
-    Of 700 good batches one has more: whoever is sent to look at it looks at little else that is good.
+    The batch that overflows is the one whose gradient is longest, and so is its loss: among good ones, too, it is high.
     """
     if len(recent) < 10 or not math.isfinite(loss):
         return False
     median, deviation = _spread(recent)
-    return loss - median <= 3 * deviation
+    return loss - median <= max(deviations * deviation, 0.1 * abs(median))
 
 
 def loss_stands_out(loss: float, recent: Sequence[float]) -> bool:

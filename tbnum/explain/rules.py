@@ -21,7 +21,7 @@ from tbnum.explain.outliers import loss_is_usual, loss_stands_out
 from tbnum.explain.parameters import SpoiledUpdate
 from tbnum.explain.past import Past
 from tbnum.explain.record import SCALE_CHANGES
-from tbnum.explain.thresholds import SCALE_FALLEN, SCALE_HELD, SPOILED_NORMS
+from tbnum.explain.thresholds import EDGE_DEVIATIONS, EDGE_PROBED, SCALE_FALLEN, SCALE_HELD, SPOILED_NORMS
 from tbnum.explain.words import as_float
 from tbnum.log.numbering import Numbering
 
@@ -274,11 +274,15 @@ class Rules:
         gradients = self._gradients(event)
         return (
             not event.facts.loss_scale * SCALE_FALLEN <= self._held_long
-            and loss_is_usual(event.facts.loss, recent)
+            and loss_is_usual(event.facts.loss, recent, EDGE_PROBED if self._is_probed(event) else EDGE_DEVIATIONS)
             and self._past.norm_ratio(event.step, event.optimizer) < SPOILED_NORMS
             and gradients is not None
             and gradients.inf > 0
         )
+
+    def _is_probed(self, event: Known) -> bool:
+        """Whether the scaler tried the next higher scale in vain: then this one has less than a doubling to spare."""
+        return self._probe is not None and self._probe.failed and event.facts.loss_scale <= self._probe.scale
 
     def _probe_after(self, event: Known) -> _Probe | None:
         """What is known of the last growth after a change of the scale."""

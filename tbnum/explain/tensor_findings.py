@@ -91,6 +91,7 @@ def no_gradient(view: RunView) -> Iterator[Finding]:
         parts = [rows, *(part[rows.optimizer] for part in (view.early, view.middle) if rows.optimizer in part)]
         if any(part.names != rows.names for part in parts):
             continue
+        yield from _stopped(view, rows, parts[1:])
         norms = np.concatenate([part.columns["grad_norm"] for part in parts])
         measured = np.concatenate([part.columns["param_norm"] for part in parts])
         some = ~np.isnan(norms).all(1)  # steps at which others had one
@@ -108,6 +109,27 @@ def no_gradient(view: RunView) -> Iterator[Finding]:
             "Look for a detach(), a no_grad block or a branch that the loss does not depend on; with gradient "
             "checkpointing over frozen inputs call model.enable_input_require_grads(), or use_reentrant=False. Leave "
             "out of the optimizer what is not meant to learn.",
+            OF_THE_RUN,
+        )
+
+
+def _stopped(view: RunView, rows: Rows, before: Sequence[Rows]) -> Iterator[Finding]:
+    """Parameters that had a gradient, and have none in the last quarter of the run."""
+    had = np.any([(part.columns["grad_norm"] > 0).mean(0) > 0.5 for part in before], axis=0) if before else np.zeros(0)
+    norms = rows.columns["grad_norm"]
+    some = ~np.isnan(norms).all(1)
+    if not len(had) or np.count_nonzero(some) < TENSOR_ROWS_LEAST:
+        return
+    names = names_where(had & np.isnan(norms[some]).all(0), rows.names)
+    if names:
+        yield Finding(
+            "no_gradient",
+            "info" if len(names) < len(rows.names) / 2 else "warning",
+            "Some parameters get no gradient any more",
+            f"{len(names)} of {count_text(len(rows.names), 'tensor')} ({_listed(names)}) had a gradient earlier in the "
+            f"run, and none from step {int(rows.steps[0]):,} to {int(rows.steps[-1]):,}.",
+            "Fine where they were frozen on purpose. Else look for a requires_grad switched off, a detach() or "
+            "a branch that the loss no longer depends on.",
             OF_THE_RUN,
         )
 

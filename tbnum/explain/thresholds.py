@@ -144,6 +144,11 @@ suspect and not the scale. A scale doubled makes gradients overflow that fitted 
 usual length would have overflowed before the growth as well. The same at a scale that had held: those of good batches
 are three times as long in one step of some hundred."""
 
+EDGE_DEVIATIONS, EDGE_PROBED = 5.0, 8.0
+"""Robust deviations above the recent losses up to which an overflow of a scale that had held is no bad batch's doing:
+where nothing is known of the next higher scale, and where that one had been tried in vain. Good batches pass 3 once in
+700, and those whose gradients are longest, which overflow first, oftener."""
+
 # -- what is not finite
 
 BACKWARD_LARGEST = 65504 / 16
@@ -170,7 +175,10 @@ ROSE_SHARE, ROSE_NOISE = 0.1, 4.0
 """The level has to be this share above its lowest, and so many robust deviations of what levels differ by from one
 window to the next. Losses that wander on their own differ as much between windows, and do not count as risen."""
 
-LEVEL_TIMES, LEVEL_STEPS = 4.0, 128
+ADDED_WITHIN = (0.75, 1.33)
+"""How near the growth of a sum of losses has to be to that of the number of its terms."""
+
+LEVEL_TIMES, LEVEL_STEPS = 4.0, 96
 """A gradient norm that from one step to the next is so many times as long (or as short) and stays so for as many steps.
 Norms drift over a run by more than that, but not within a step; batches differ by a factor of two to four, and not for
 good."""

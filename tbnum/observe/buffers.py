@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tbnum.observe.transfer import Transfer, capturing
+from tbnum.observe.watcher import Watcher, harmless
 
 __all__ = ["BufferWatch"]
 
@@ -20,7 +21,7 @@ LARGEST = 1 << 20  # elements of a buffer that is looked at: statistics are smal
 NAMED = 8
 
 
-class BufferWatch:
+class BufferWatch(Watcher):
     """Looks at floating buffers at an interval, beside each skip, and at the end; reports once what became non-finite.
 
     What was not finite when it was first looked at is meant to be so (a mask of -inf). A look costs two small kernels
@@ -36,6 +37,7 @@ class BufferWatch:
         skipped: Callable[[], int],
         report: Callable[[dict[str, Any]], None],
     ) -> None:
+        super().__init__("look at the model's buffers")
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
         self._interval = interval
         self._skipped, self._report = skipped, report
@@ -43,8 +45,13 @@ class BufferWatch:
         self._names: list[str] = []  # of the look that is under way
         self._look: Transfer | None = None
         self._known: frozenset[str] | None = None  # those not finite from the start, or reported
+        self.begin()
+
+    @harmless
+    def begin(self) -> None:
         self.look()
 
+    @harmless
     def step_begins(self, step: int) -> None:
         self.take(wait=False)
         skips = self._skipped()
@@ -52,6 +59,7 @@ class BufferWatch:
             self.look()
         self._skips = skips
 
+    @harmless
     def finish(self) -> None:
         """Look once more, and wait for the answer."""
         self.take(wait=True)
