@@ -4,7 +4,7 @@
 imports, uPlot too, and a file for each module that is imported only when a person opens it. Each has its source map.
 npm fetches both by package-lock.json and its hashes.
 
-`static/` carries the hash of all that it follows from, and is built anew only when that has changed. Wheels and sdists
+`static/` carries the hash of all that it follows from, and is built again only when that has changed. Wheels and sdists
 contain it, so who installs one needs neither npm nor a registry.
 """
 

@@ -166,7 +166,7 @@ def table_of_runs(report: Report, runs: int, folder: Path) -> None:
 
 
 def tensors_file(report: Report, steps: int, folder: Path) -> None:
-    """Statistics and the model's histograms each 50 steps, of each tensor each 1,000, a flight of 32 each 2,000."""
+    """Statistics and the model's histograms each 50 steps, of each tensor each 1,000, a recent history of 32 each 2,000."""
     from tests.test_tensors_file import RealTensors
 
     real, sources = RealTensors(), HISTOGRAM_SOURCES[:3]
@@ -217,7 +217,7 @@ def grown_over_steps(steps: int, folder: str) -> dict[str, float]:
 
     def train(count: int) -> None:
         for _ in range(count):
-            # Every 1,000 steps one overflows: events and flights are a part of a run.
+            # Every 1,000 steps one overflows: events and their recent history are a part of a run.
             spoiled = math.inf if monitor.step % 1000 == 999 else 1.0
             loss = model(batch).square().mean() * spoiled
             scaler.scale(loss).backward()

@@ -193,7 +193,7 @@ def rows_of(size: str, training: Training, figures: dict[str, Figures], bare_sec
     unsteadiness = spread(bare_ms)
     note = f"{len(bare_ms)} steps"
     if unsteadiness is not None and unsteadiness > UNSTEADY * median(bare_ms):
-        note += "; UNSTEADY: something else runs on this machine, and the ratios tell little"
+        note += "; UNSTEADY: something else runs on this machine, and the ratios say little"
     rows = [Row("bare loop, a step", median(bare_ms), "ms", spread=unsteadiness, note=note)]
     default, everything = "tbnum, defaults", "tbnum, everything on"
     targets = {default: MOST.get(size), everything: MOST_EVERYTHING}

@@ -124,7 +124,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def resident_mb(pid: int | str = "self", peak: bool = False) -> float:
-    """Memory of a process in MB, as Linux tells it; NaN elsewhere."""
+    """Memory of a process in MB, as Linux reports it; NaN elsewhere."""
     wanted = "VmHWM:" if peak else "VmRSS:"
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
         for line in status:
@@ -134,7 +134,7 @@ def resident_mb(pid: int | str = "self", peak: bool = False) -> float:
 
 
 def reset_peak() -> None:
-    """`resident_mb(peak=True)` starts anew, where the system allows it."""
+    """`resident_mb(peak=True)` starts again, where the system allows it."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as refs:
         refs.write("5")
 

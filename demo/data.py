@@ -75,7 +75,7 @@ def random_batch(
 def even_batches(
     data: torch.Tensor, batches: int, batch_size: int, block_size: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same `batches` x `batch_size` windows, evenly spread over the text, each time."""
+    """The same `batches` x `batch_size` windows, at even distances in the text, each time."""
     starts = torch.linspace(0, len(data) - block_size - 1, batches * batch_size, dtype=torch.float64).long()
     for some in starts.view(batches, batch_size):
         yield _windows(data, some, block_size)

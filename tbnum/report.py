@@ -133,7 +133,7 @@ class Report:
 
 
 def scalar_source(meta: Mapping[str, Any]) -> str:
-    """Where a run that never used tbnum was read from, and how much its log can tell."""
+    """Where a run that never used tbnum was read from, and how much its log can say."""
     whose = f" of {meta['system']}" if meta["system"] else ""
     unit = {"epochs": "epoch", "environment steps": "rollout"}.get(meta["x"], "step")
     every = f"every {unit}" if meta["every"] == 1 else f"one {unit} of {meta['every']:,}"
