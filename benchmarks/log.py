@@ -166,7 +166,7 @@ def table_of_runs(report: Report, runs: int, folder: Path) -> None:
 
 
 def tensors_file(report: Report, steps: int, folder: Path) -> None:
-    """Statistics and the model's histograms each 50 steps, of each tensor each 1,000, a recent history of 32 each 2,000."""
+    """Statistics and the model's histograms each 50 steps, of each tensor each 1,000, the last 32 steps each 2,000."""
     from tests.test_tensors_file import RealTensors
 
     real, sources = RealTensors(), HISTOGRAM_SOURCES[:3]
