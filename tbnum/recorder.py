@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from tbnum._version import __version__
+from tbnum.accumulation import with_mean_loss
 from tbnum.arguments import described, settings_of
 from tbnum.callbacks import Callbacks
 from tbnum.caller import warn
@@ -73,6 +74,7 @@ class Recorder:
         self.names = _Names(optimizers, modules)
         self.callbacks = Callbacks()
         self.skipped_steps = 0
+        self.accumulation: Callable[[], int] | None = None  # by what the framework divides each micro-batch's loss
         self.session = uuid.uuid4().hex
         self.folder = folder
         self._rank, self._world_size = rank, world_size
@@ -135,6 +137,8 @@ class Recorder:
     # -- from the observer ---------------------------------------------------------------------------------------
 
     def on_step(self, record: StepRecord) -> None:
+        if self.accumulation is not None:
+            record = with_mean_loss(record, self.accumulation())
         if self._repeats is not None:
             self._say_repeat(record)
         columns, row = self._row(record)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
@@ -90,6 +91,27 @@ def plain_loop(logdir: Path, with_scaler: bool = True, data: Sequence[Tensor] = 
 def assert_same_parameters(one: nn.Module, other: nn.Module) -> None:
     for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_the_last_short_window_of_an_epoch_shows_the_mean_of_its_losses(tmp_path: Path) -> None:
+    """`accelerator.backward` divides each loss by the accumulation, whatever is left of the epoch."""
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=7)
+    torch.manual_seed(0)
+    model, optimizer, loader = accelerator.prepare(
+        module := Half(), torch.optim.SGD(module.parameters(), lr=1e-3), DataLoader(list(GOOD[:12]), batch_size=None)
+    )
+    seen: list[float] = []
+    with wrap(accelerator, optimizer, model, logdir=tmp_path / "run"):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = model(batch).square().mean()
+                seen.append(loss.item())
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+    run = run_of(tmp_path / "run")
+    assert run.steps["micro_batches"].tolist() == [7, 5]
+    np.testing.assert_allclose(run.steps["loss"], [np.mean(seen[:7]), np.mean(seen[7:])], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("with_scaler", "data"), [(True, DATA), (False, GOOD)], ids=["scaler", "no scaler"])

@@ -310,6 +310,23 @@ trainer:
     assert np.isfinite(run.steps["param_norm"]).tolist() == [True, False] * 3
 
 
+def test_the_last_short_window_of_an_epoch_shows_the_mean_of_its_losses(tmp_path: Path) -> None:
+    """Lightning divides each loss by the accumulation, whatever is left of the epoch."""
+    seen: list[float] = []
+
+    class Constant(Module):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            seen.append(loss.item())
+            return loss
+
+    callback = NumericsCallback(tmp_path / "run")
+    fit(trainer(tmp_path, [callback], accumulate_grad_batches=7, gradient_clip_val=None), Constant(), GOOD[:12])
+    run = run_of(tmp_path / "run")
+    assert run.steps["micro_batches"].tolist() == [7, 5]
+    np.testing.assert_allclose(run.steps["loss"], [np.mean(seen[:7]), np.mean(seen[7:])], rtol=1e-6)
+
+
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 

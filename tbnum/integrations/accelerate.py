@@ -70,6 +70,7 @@ def wrap(
     _check_alone(accelerator, optimizer)
     where = {"writer": options.pop("writer"), "logdir": logdir} if "writer" in options else _where(accelerator, logdir)
     monitor = tbnum.wrap(optimizer, accelerator.scaler, model=model, **where, **options)
+    monitor._recorder.accumulation = lambda: accelerator.gradient_accumulation_steps
     _keep_in_checkpoints(monitor, accelerator)
     return monitor
 

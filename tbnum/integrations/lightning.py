@@ -106,6 +106,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
             resumed=trainer.global_step > 0,
             # Of several optimizers Lightning counts each one's steps into the same number.
             step=trainer.global_step if len(trainer.optimizers) == 1 else None,
+            accumulation=(lambda: trainer.accumulate_grad_batches) if pl_module.automatic_optimization else None,
         )
 
     def _optimizers(self, optimizers: Sequence[Any]) -> Any:

@@ -80,12 +80,14 @@ class Recording:
         writer: Any = None,
         resumed: bool,
         step: int | None,
+        accumulation: Callable[[], int] | None = None,
     ) -> None:
         """Record a training: in `logdir`, else through `writer`, the framework's own, else in `folder`.
 
         `resumed`: it goes on where the state that was restored last, or the last training, left off; without such a
         state (of a checkpoint from before tbnum) at `step`, the framework's own count of updates, None where it is not
-        that of one optimizer. Gives a warning, and no recording, where that cannot be.
+        that of one optimizer. `accumulation`: by what the framework divides the loss of each micro-batch. Gives a
+        warning, and no recording, where that cannot be.
         """
         self.end()
         state, self._state = self._state, None
@@ -110,6 +112,7 @@ class Recording:
             warn(f"tbnum records nothing of this training: {error}")
             return
         _open.add(self)
+        self.monitor._recorder.accumulation = accumulation
         if state is None and step is not None:
             state = state_at(step, "framework")
         if resumed and state is not None:
