@@ -297,3 +297,30 @@ def test_what_raises_when_it_is_looked_into_passes_a_watched_module_as_any_other
     model = Ignores()
     with watching(model):
         model(torch.ones(1), Lazy())
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_what_is_compiled_while_the_model_is_watched_is_compiled_once_and_without_the_hooks(fullgraph: bool) -> None:
+    graphs: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph.code)
+        return graph.forward
+
+    def compiled() -> list[str]:
+        torch._dynamo.reset()
+        graphs.clear()
+        return graphs
+
+    torch.manual_seed(0)
+    model = Wide()
+    step = torch.compile(lambda x: model(x).sum(), backend=backend, fullgraph=fullgraph)
+    compiled()
+    step(torch.ones(2, 4)).backward()
+    alone = list(graphs)
+    compiled()
+    with watching(model):
+        step(torch.ones(2, 4)).backward()
+    step(torch.ones(2, 4)).backward()
+    assert graphs == alone and len(alone) == 1
+    torch._dynamo.reset()
