@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tbnum._version import __version__
 
 if TYPE_CHECKING:
+    from tbnum.compare import Difference, diff
     from tbnum.explain.finding import Finding
     from tbnum.log.schema import Event
     from tbnum.measure.clip import clip_grad_norm_
@@ -21,13 +22,27 @@ if TYPE_CHECKING:
     from tbnum.observe.replay import Origin
     from tbnum.run import Run
 
-__all__ = ["Event", "Finding", "Monitor", "Origin", "Run", "__version__", "clip_grad_norm_", "read", "wrap"]
+__all__ = [
+    "Difference",
+    "Event",
+    "Finding",
+    "Monitor",
+    "Origin",
+    "Run",
+    "__version__",
+    "clip_grad_norm_",
+    "diff",
+    "read",
+    "wrap",
+]
 
 # Imported when first asked for, so that a program that uses none of it loads none of it.
 _LAZY = {
     "Run": "tbnum.run",
     "Event": "tbnum.log.schema",
     "Finding": "tbnum.explain.finding",
+    "Difference": "tbnum.compare",
+    "diff": "tbnum.compare",
     # These need torch: reading a log and the command need none.
     "wrap": "tbnum.monitor",
     "Monitor": "tbnum.monitor",

@@ -1,6 +1,6 @@
-"""The command `tbnum`: report, check, export and tail, from the log alone. Loads no torch.
+"""The command `tbnum`: report, check, diff, export and tail, from the log alone. Loads no torch.
 
-Exit codes: 0 done (check: nothing found), 1 check found something, 2 unusable input.
+Exit codes: 0 done (check: nothing found; diff: the same), 1 check or diff found something, 2 unusable input.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from tbnum._version import __version__
-from tbnum.command import check, export, report, tail
+from tbnum.command import check, diff, export, report, tail
 from tbnum.command.inputs import UnusableInput
 from tbnum.log.logdir import read
 
@@ -24,6 +24,7 @@ UNUSABLE = 2
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "report": (report, "Print what happened in each run: skips by cause, loss scale, clipping, findings."),
     "check": (check, "For CI: exit 1 if a run has findings graver than allowed or skips too much."),
+    "diff": (diff, "Compare two runs: the same (exit 0) or from which step on, and in which stage, not (exit 1)."),
     "export": (export, "Write a run's steps, or its events, at full resolution."),
     "tail": (tail, "Follow a run: new events as they happen, and how far it is. Ctrl-C ends it."),
 }
@@ -66,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="tbnum",
         description="What the numerics of your training runs did, from the logs that tbnum.wrap() wrote, or from the "
         "TensorBoard scalars of runs that never used it.",
-        epilog="Exit codes: 0 done (check: nothing found), 1 check found something, 2 unusable input.",
+        epilog="Exit codes: 0 done (check: nothing found; diff: the same), 1 check or diff found something, "
+        "2 unusable input.",
     )
     parser.add_argument("--version", action="version", version=f"tbnum {__version__}")
     parser.set_defaults(command=None)

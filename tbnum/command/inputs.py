@@ -33,6 +33,7 @@ __all__ = [
     "one_run",
     "positive_seconds",
     "rate",
+    "runs_in",
     "runs_of",
     "shown_logdir",
     "usable",
@@ -64,6 +65,17 @@ def runs_of(arguments: argparse.Namespace) -> dict[str, Run]:
     if arguments.run not in runs:
         raise UnusableInput(f"no run {arguments.run!r} in {where}; there is {listed(runs)}")
     return {arguments.run: runs[arguments.run]}
+
+
+def runs_in(logdir: str, mapping: Sequence[str] | None, name: str | None) -> dict[str, Run]:
+    """The runs of one folder, by their path; with `name` that one alone. At least one."""
+    runs = _read(logdir, mapping)
+    if name is not None and name not in runs:
+        raise UnusableInput(f"no run {name!r} in {logdir!r}; there is {listed(runs) or 'none'}")
+    runs = runs if name is None else {name: runs[name]}
+    if not runs:
+        raise UnusableInput(f"no runs in {logdir!r}: {ADVICE}")
+    return {_name_of(logdir, each): run for each, run in runs.items()}
 
 
 def _read(logdir: str, mapping: Sequence[str] | None) -> dict[str, Run]:

@@ -1,0 +1,106 @@
+"""Up to where two runs are the same bits, and in which stage of a step they came apart: from checksums alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from tbnum.compare.align import shared, shared_names
+
+__all__ = ["Bits", "Checksums", "compare_bits"]
+
+GRADIENT, PARAMETER = "gradient", "parameter"
+
+
+Checksums: TypeAlias = tuple[np.ndarray, tuple[str, ...], np.ndarray]
+"""Steps (S,), names (P,) and values (S, P) uint64, as `Run.checksums` has them: 0 is unknown."""
+
+
+class Bits(NamedTuple):
+    """`stage`: "optimizer", "backward" or "forward"; None where the checksums of that very step do not tell."""
+
+    same_until: int | None = None  # the last checksummed step up to which all are the same
+    apart_at: int | None = None  # the first checksummed step at which one differs
+    kinds: tuple[str, ...] = ()  # of which then: "gradient", "parameter", moments by their name
+    tensors: tuple[str, ...] = ()  # that differ in the first of these
+    stage: str | None = None
+    begun_in: str | None = None  # of "backward": the deepest tensor that differs
+
+
+def compare_bits(a: Mapping[str, Checksums], b: Mapping[str, Checksums], *, until: int | None = None) -> Bits:
+    """From the checksums of two runs, up to the step `until`."""
+    common = {what: _common(a[what], b[what], until) for what in a if what in b}
+    common = {what: found for what, found in common.items() if len(found.steps)}
+    if not common:
+        return Bits()
+    apart = {what: np.flatnonzero(found.differ.any(axis=1)) for what, found in common.items()}
+    apart_at = min((int(common[what].steps[rows[0]]) for what, rows in apart.items() if len(rows)), default=None)
+    checked = np.unique(np.concatenate([found.steps for found in common.values()]))
+    same = checked if apart_at is None else checked[checked < apart_at]
+    same_until = int(same[-1]) if len(same) else None
+    if apart_at is None:
+        return Bits(same_until)
+    at = {what: found.at(apart_at) for what, found in common.items()}
+    kinds = tuple(sorted((what for what, names in at.items() if names), key=_order))
+    bits = Bits(same_until, apart_at, kinds, at[kinds[0]])
+    return _with_stage(bits, common)
+
+
+def _order(what: str) -> tuple[bool, bool, str]:
+    return what != GRADIENT, what != PARAMETER, what
+
+
+class _Common(NamedTuple):
+    """Checksums of one kind at the steps and of the tensors that both runs have."""
+
+    steps: np.ndarray  # (S,)
+    names: tuple[str, ...]  # (P,)
+    known: np.ndarray  # (S, P) bool
+    differ: np.ndarray  # (S, P) bool, where both are known
+
+    def at(self, step: int) -> tuple[str, ...]:
+        """The tensors that differ at a step."""
+        row = int(np.searchsorted(self.steps, step))
+        if row == len(self.steps) or self.steps[row] != step:
+            return ()
+        return tuple(self.names[place] for place in np.flatnonzero(self.differ[row]).tolist())
+
+    def known_at(self, step: int) -> tuple[str, ...]:
+        """The tensors of which both runs have a checksum at a step."""
+        row = int(np.searchsorted(self.steps, step))
+        if row == len(self.steps) or self.steps[row] != step:
+            return ()
+        return tuple(self.names[place] for place in np.flatnonzero(self.known[row]).tolist())
+
+    def tells(self, step: int) -> bool:
+        """Whether every tensor's is known there."""
+        return bool(self.names) and len(self.known_at(step)) == len(self.names)
+
+
+def _common(a: Checksums, b: Checksums, until: int | None) -> _Common:
+    (steps_a, names_a, values_a), (steps_b, names_b, values_b) = a, b
+    steps, at_a, at_b = shared(steps_a, steps_b)
+    names, of_a, of_b = shared_names(names_a, names_b)
+    first, second = values_a[np.ix_(at_a, of_a)], values_b[np.ix_(at_b, of_b)]
+    within = steps <= until if until is not None else np.ones(len(steps), bool)
+    known = ((first != 0) & (second != 0))[within]
+    return _Common(steps[within], names, known, known & (first != second)[within])
+
+
+def _with_stage(bits: Bits, common: Mapping[str, _Common]) -> Bits:
+    """The stage, where the checksums of the step itself and of the one before it tell."""
+    step = bits.apart_at
+    assert step is not None
+    parameters, gradients = common.get(PARAMETER), common.get(GRADIENT)
+    if parameters is None or gradients is None or bits.same_until != step - 1 or not parameters.tells(step - 1):
+        return bits  # whether the parameters were the same before it is not known
+    with_gradient, apart = gradients.known_at(step), gradients.at(step)
+    if not with_gradient:
+        return bits
+    if not apart:
+        return bits._replace(stage="optimizer")
+    if with_gradient[-1] in apart:
+        return bits._replace(stage="forward")
+    return bits._replace(stage="backward", begun_in=apart[-1])

@@ -1,0 +1,278 @@
+"""What differs between two runs, in one value: from the settings to the noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from tbnum.compare.align import Aligned, aligned, shared, shared_names
+from tbnum.compare.bits import Bits, compare_bits
+from tbnum.compare.distance import Distance, differing, distance
+from tbnum.compare.noise import Verdict, judged
+from tbnum.compare.settings import Setting, settings_apart
+from tbnum.log.schema import Event
+from tbnum.measure.step_hash import compared
+
+__all__ = ["Compared", "Difference", "EventsApart", "diff"]
+
+BY = ("step", "updates")
+_JUDGED = ("loss",)  # whose means are held against the noise
+_TENSOR_COLUMNS = ("grad_norm", "param_norm")
+
+
+class Compared(Protocol):
+    """The part of a `tbnum.Run` that is compared."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def steps(self) -> Mapping[str, np.ndarray]: ...
+    @property
+    def events(self) -> Sequence[Event]: ...
+    @property
+    def meta(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Any: ...
+    @property
+    def checksums(self) -> Mapping[str, Any]: ...
+
+
+class EventsApart(NamedTuple):
+    """Events of one kind at steps of one run and not of the other."""
+
+    kind: str
+    only_a: tuple[int, ...]
+    only_b: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two runs, `a` and `b`, and how they differ within what was asked for. `tbnum.diff` makes it."""
+
+    a: str
+    b: str
+    steps: int  # pairs of steps that were compared
+    settings: tuple[Setting, ...]
+    first_step: int | None
+    """The first step at which anything recorded differs by more than the tolerance; None: nothing does."""
+    seen_in: tuple[str, ...]
+    """The columns that differ there; "step_hash" and "checksum" among them, where no tolerance was asked for."""
+    same_bits_until: int | None
+    """The last checksummed step up to which parameters, optimizer and gradients are the same bits; None: unknown."""
+    bits_apart_at: int | None  # the first checksummed step at which they are not
+    stage: str | None
+    """Where within `first_step` it began: "forward", "backward", "optimizer"; None: the record cannot tell."""
+    tensors: tuple[str, ...]  # in which it is seen first, the deepest last
+    begun_in: str | None  # of the stage "backward": the deepest of them
+    columns: tuple[Distance, ...]
+    verdicts: tuple[Verdict, ...]
+    events: tuple[EventsApart, ...]
+    not_compared: tuple[str, ...]  # in words
+
+    @property
+    def same(self) -> bool:
+        return self.first_step is None
+
+    def __bool__(self) -> bool:
+        """Whether there is a difference."""
+        return not self.same
+
+    def as_json(self) -> dict[str, Any]:
+        """Without tuples and keys that JSON does not have."""
+        values = dataclasses.asdict(self)
+        values["settings"] = [setting._asdict() for setting in self.settings]
+        values["events"] = [event._asdict() for event in self.events]
+        for column in values["columns"]:
+            column["passes"] = {f"{threshold:g}": step for threshold, step in column["passes"].items()}
+        return {"same": self.same, **values}
+
+
+def diff(
+    a: Compared | Sequence[Compared],
+    b: Compared | Sequence[Compared],
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    *,
+    columns: Sequence[str] | None = None,
+    until: int | None = None,
+    by: str = "step",
+    noise: Sequence[Compared] = (),
+) -> Difference:
+    """How two runs differ: values that are more than `atol + rtol * |b|` apart. Needs no torch.
+
+    `a` and `b` are runs, or lists of runs that differ by their seed alone: then the first pair of equal seeds is
+    compared step by step, and all of them tell the noise. So do the runs `noise`, of one setting. With `columns` these
+    alone are compared; without a tolerance hashes and checksums too. `until` is the last step that is compared.
+    `by` "updates" compares steps after the same number of updates.
+
+    Some 0.2 s for a million steps, and 30 us for each table of tensors that both have.
+
+    Raises:
+        ValueError: no step in common, a column that one lacks, a negative tolerance, an unknown `by`.
+    """
+    if not rtol >= 0 or not atol >= 0:
+        raise ValueError(f"rtol is {rtol} and atol {atol}; neither can be negative.")
+    if by not in BY:
+        raise ValueError(f"by is {by!r}; it has to be one of {', '.join(map(repr, BY))}.")
+    groups = [_as_group(a), _as_group(b)]
+    one, other, paired = _pair(*groups)
+    rows = _rows(one, other, columns, until, by)
+    exact = rtol == atol == 0.0 and columns is None and by == "step"
+    distances = tuple(distance(one.steps, other.steps, rows, name, rtol, atol) for name in rows.columns)
+    seen = {each.column: each.first_step for each in distances if each.first_step is not None}
+    bits = compare_bits(one.checksums, other.checksums, until=until) if by == "step" else Bits()
+    tensors: tuple[str, ...] = bits.tensors
+    if by == "step" and columns is None:
+        for column in _TENSOR_COLUMNS:
+            step, names = _tensors_apart(one, other, column, rtol, atol, until)
+            if step is not None:
+                seen[f"{column} of tensors"] = step
+                tensors = tensors or names
+    if exact:
+        seen |= _seen_in_bits(one, other, rows, bits)
+    first_step = min(seen.values(), default=None)
+    return Difference(
+        a=one.name,
+        b=other.name,
+        steps=len(rows.step),
+        settings=tuple(settings_apart(one.meta, other.meta)),
+        first_step=first_step,
+        seen_in=tuple(name for name, step in seen.items() if step == first_step),
+        same_bits_until=bits.same_until,
+        bits_apart_at=bits.apart_at,
+        stage=bits.stage if bits.apart_at == first_step else None,
+        tensors=tensors,
+        begun_in=bits.begun_in if bits.apart_at == first_step else None,
+        columns=distances,
+        verdicts=_verdicts(groups, noise, paired, until),
+        events=_events_apart(one, other, rows),
+        not_compared=_not_compared(one, other, rows, columns),
+    )
+
+
+def _as_group(runs: Compared | Sequence[Compared]) -> list[Compared]:
+    group = list(runs) if isinstance(runs, (list, tuple)) else [runs]
+    if not group:
+        raise ValueError("there is no run to compare: an empty list was given.")
+    return group  # type: ignore[return-value]
+
+
+def _pair(a: list[Compared], b: list[Compared]) -> tuple[Compared, Compared, bool]:
+    """The first runs of equal seeds, else the first ones; and whether both groups have the same seeds in order."""
+    seeds_a, seeds_b = ([run.meta.get("seed") for run in group] for group in (a, b))
+    paired = len(a) > 1 and seeds_a == seeds_b and None not in seeds_a
+    for run, seed in zip(a, seeds_a, strict=True):
+        if seed is not None and seed in seeds_b:
+            return run, b[seeds_b.index(seed)], paired
+    return a[0], b[0], paired
+
+
+def _rows(a: Compared, b: Compared, columns: Sequence[str] | None, until: int | None, by: str) -> Aligned:
+    for run in (a, b):
+        lacking = [name for name in columns or () if name not in run.steps]
+        if lacking:
+            raise ValueError(f"run {run.name!r} has no column {lacking[0]!r}; it has {', '.join(run.steps)}.")
+    rows = aligned(a.steps, b.steps, by=by, columns=None if columns is None else tuple(columns), until=until)
+    if not len(rows.step):
+        spans = " and ".join(f"{run.name!r} {_span(run)}" for run in (a, b))
+        raise ValueError(f"the runs have no step in common{'' if until is None else f' up to {until}'}: {spans}.")
+    return rows
+
+
+def _span(run: Compared) -> str:
+    step = run.steps.get("step", np.empty(0, np.int64))
+    return f"has steps {step[0]} to {step[-1]}" if len(step) else "has none"
+
+
+def _tensors_apart(
+    a: Compared, b: Compared, column: str, rtol: float, atol: float, until: int | None
+) -> tuple[int | None, tuple[str, ...]]:
+    """The first step at which a statistic of tensors differs, and of which tensors."""
+    if column not in a.tensors or column not in b.tensors:
+        return None, ()
+    (steps_a, names_a, values_a), (steps_b, names_b, values_b) = (
+        run.tensors.read(column, None, until) for run in (a, b)
+    )
+    steps, at_a, at_b = shared(steps_a, steps_b)
+    names, of_a, of_b = shared_names(names_a, names_b)
+    first, second = values_a[np.ix_(at_a, of_a)], values_b[np.ix_(at_b, of_b)]
+    apart = differing(first, second, rtol, atol) & ~np.isnan(first) & ~np.isnan(second)
+    rows = np.flatnonzero(apart.any(axis=1))
+    if not len(rows):
+        return None, ()
+    return int(steps[rows[0]]), tuple(names[at] for at in np.flatnonzero(apart[rows[0]]).tolist())
+
+
+def _seen_in_bits(a: Compared, b: Compared, rows: Aligned, bits: Bits) -> dict[str, int]:
+    seen: dict[str, int] = {}
+    if "step_hash" in a.steps and "step_hash" in b.steps:
+        first, second = (run.steps["step_hash"][at] for run, at in zip((a, b), rows.rows, strict=True))
+        differ = np.flatnonzero(compared(first, second)[1])
+        if len(differ):
+            seen["step_hash"] = int(rows.step[differ[0]])
+    if bits.apart_at is not None:
+        seen["checksum"] = bits.apart_at
+    return seen
+
+
+def _verdicts(
+    groups: Sequence[Sequence[Compared]], noise: Sequence[Compared], paired: bool, until: int | None
+) -> tuple[Verdict, ...]:
+    found = []
+    for column in _JUDGED:
+        means = [[_late_mean(run, column, until) for run in group] for group in (*groups, list(noise))]
+        a, b, seeds = ([mean for mean in group if mean is not None] for group in means)
+        if a and b:
+            found.append(judged(column, a, b, seeds, paired=paired and len(a) == len(b)))
+    return tuple(found)
+
+
+def _late_mean(run: Compared, column: str, until: int | None) -> float | None:
+    """The mean of the finite values over the last tenth of the steps."""
+    steps, values = run.steps.get("step", np.empty(0)), run.steps.get(column, np.empty(0))
+    values = values[: len(steps)] if until is None else values[steps <= until]
+    late = values[len(values) - max(1, len(values) // 10) :] if len(values) else values
+    late = late[np.isfinite(late)]
+    return float(late.mean()) if len(late) else None
+
+
+def _events_apart(a: Compared, b: Compared, rows: Aligned) -> tuple[EventsApart, ...]:
+    """By kind, within the steps that were compared."""
+    low, high = int(rows.step[0]), int(rows.step[-1])
+    found: list[dict[str, Counter[int]]] = []
+    for run in (a, b):
+        by_kind: dict[str, Counter[int]] = {}
+        for event in run.events:
+            if low <= event.step <= high:
+                by_kind.setdefault(event.kind, Counter())[event.step] += 1
+        found.append(by_kind)
+    first, second = found
+    apart = []
+    for kind in sorted({*first, *second}):
+        one, other = first.get(kind, Counter()), second.get(kind, Counter())
+        if one != other:
+            apart.append(
+                EventsApart(kind, tuple(sorted((one - other).elements())), tuple(sorted((other - one).elements())))
+            )
+    return tuple(apart)
+
+
+def _not_compared(a: Compared, b: Compared, rows: Aligned, columns: Sequence[str] | None) -> tuple[str, ...]:
+    """In words, what could not be compared."""
+    found = []
+    for run, other, at in ((a, b, 0), (b, a, 1)):
+        alone = [name for name in run.steps if name not in other.steps] if columns is None else []
+        if alone:
+            found.append(f"only {run.name!r} has the columns {', '.join(alone)}")
+        rest = len(run.steps["step"]) - len(rows.rows[at])
+        if rest:
+            found.append(f"{rest:,} steps of {run.name!r} have no partner")
+        found += [f"{run.name!r}: {problem}" for problem in getattr(run, "problems", ())]
+        if run.meta.get("ended") is None:
+            found.append(f"{run.name!r} goes on, or was killed")
+    return tuple(found)

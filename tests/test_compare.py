@@ -1,0 +1,317 @@
+"""Two runs compared from their logs: what differs, from where on, in which stage, and whether it is more than noise."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tbnum
+from tbnum.cli import main
+from tbnum.compare.noise import judged, two_sided
+from tbnum.compare.words import next_step, sentence
+from tbnum.log.schema import step_columns
+from tbnum.log.tensors import TensorTable
+from tbnum.log.writer import LogWriter
+from tbnum.measure.step_hash import BY_CLIP, BY_PASS, step_hash
+from tbnum.run import Run
+from tests.recorded import META, append, record, row, skip
+
+NAMES = ("embed", "block.0", "block.1", "head")
+
+
+def run_at(folder: Path) -> Run:
+    return tbnum.read(folder)["."]
+
+
+def checked(
+    folder: Path,
+    steps: range,
+    apart: Mapping[str, Mapping[int, tuple[str, ...]]],
+    *,
+    every: int = 1,
+    values: Mapping[int, Mapping[str, Any]] | None = None,
+    hashed: bool = False,
+) -> Run:
+    """A run with checksums every so many steps. `apart`: by kind and step, the tensors that differ from then on."""
+    columns = step_columns({"optimizer": 1}, hashed=hashed)
+    log = LogWriter(folder, columns=columns, meta=META)
+    for step in steps:
+        told = dict((values or {}).get(step, {}))
+        cells = dict(zip(columns, row(columns, step, **told), strict=True))
+        if hashed:
+            cells["step_hash"] = told.get("step_hash", step_hash([cells["loss"]], [], BY_PASS))
+        log.append_step(tuple(cells.values()))
+        if step % every == 0:
+            sums = {"grad_norm": np.ones(len(NAMES))}
+            for what in ("gradient", "parameter", "exp_avg"):
+                begun = {name: first for first, names in apart.get(what, {}).items() for name in names}
+                sums[f"checksum/{what}"] = np.array(
+                    [
+                        1000 * step + at + (500 if step >= begun.get(name, math.inf) else 1)
+                        for at, name in enumerate(NAMES)
+                    ],
+                    np.uint64,
+                )
+            log.write_tensors(TensorTable(step, NAMES, sums))
+    log.close()
+    return run_at(folder)
+
+
+def pair(tmp_path: Path, apart: Mapping[str, Mapping[int, tuple[str, ...]]], **options: Any) -> tbnum.Difference:
+    steps = options.pop("steps", range(10))
+    values = options.pop("values", None)
+    a = checked(tmp_path / "a", steps, {}, **options)
+    b = checked(tmp_path / "b", steps, apart, values=values, **options)
+    return tbnum.diff(a, b)
+
+
+# -- numbers
+
+
+def test_a_run_is_the_same_as_itself_and_as_its_twin(tmp_path: Path) -> None:
+    for name in "ab":
+        record(tmp_path / name, range(50), {7: {"loss": math.nan}, 9: {"skipped": True, "grad_norm": math.inf}})
+    found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"))
+    assert found.same and not found and found.first_step is None and found.steps == 50
+    assert (
+        found.settings == () and found.events == () and sentence(found) == "The same in everything that was compared."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "here", "there"),
+    [
+        ("loss", 1.0, np.nextafter(1.0, 2)),
+        ("loss", 1.0, math.nan),
+        ("grad_norm", math.inf, 1e300),
+        ("skipped", True, False),
+        ("loss_scale", 1024.0, 512.0),
+        ("lr", 1e-3, 1e-3 + 1e-9),
+        ("nonfinite_tensors", 0, 1),
+    ],
+)
+def test_one_number_that_differs_is_found_at_its_step(name: str, here: Any, there: Any, tmp_path: Path) -> None:
+    record(tmp_path / "a", range(30), {17: {name: here}})
+    record(tmp_path / "b", range(30), {17: {name: there}})
+    found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"))
+    assert found and found.first_step == 17 and found.seen_in == (name,)
+    assert tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"), until=16).same
+
+
+def test_what_one_of_them_does_not_know_is_not_compared(tmp_path: Path) -> None:
+    record(
+        tmp_path / "a", range(10), {4: {"loss_scale": math.nan, "grad_norm": math.nan, "nonfinite_tensors": math.nan}}
+    )
+    record(tmp_path / "b", range(10))
+    assert tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b")).same
+
+
+def test_tolerances_are_those_of_numpy(tmp_path: Path) -> None:
+    record(tmp_path / "a", range(10), {step: {"loss": 100.0 + step} for step in range(10)})
+    record(tmp_path / "b", range(10), {step: {"loss": (100.0 + step) * (1 + 1e-6 * step)} for step in range(10)})
+    a, b = run_at(tmp_path / "a"), run_at(tmp_path / "b")
+    assert tbnum.diff(a, b).first_step == 1
+    assert tbnum.diff(a, b, rtol=4.5e-6).first_step == 5
+    assert tbnum.diff(a, b, rtol=1e-5).same and tbnum.diff(a, b, atol=1.0).same
+    (loss,) = [each for each in tbnum.diff(a, b).columns if each.column == "loss"]
+    assert loss.passes == {1e-6: 2, 1e-3: None, 1e-1: None}
+    assert loss.last_tenth == pytest.approx(9e-6, rel=1e-3)
+    assert not tbnum.diff(a, b, columns=["loss"]).same and tbnum.diff(a, b, columns=["lr"]).same
+
+
+def test_steps_are_paired_by_their_number_or_by_the_updates_before_them(tmp_path: Path) -> None:
+    record(tmp_path / "a", range(10), {step: {"loss": float(step)} for step in range(10)})
+    later = {0: {"skipped": True, "loss": 9.0}} | {step: {"loss": float(step - 1)} for step in range(1, 11)}
+    record(tmp_path / "b", range(11), later)
+    a, b = run_at(tmp_path / "a"), run_at(tmp_path / "b")
+    assert tbnum.diff(a, b).first_step == 0
+    found = tbnum.diff(a, b, by="updates")
+    assert found.same and found.steps == 10
+
+
+def test_what_is_not_compared_is_named(tmp_path: Path) -> None:
+    record(tmp_path / "a", range(5, 20))
+    log = LogWriter(tmp_path / "b", columns=("step", "loss", "extra"), meta=META)
+    log.append_steps([(step, float(step), 1.0) for step in range(10)])
+    log.flush()
+    found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"))
+    assert found.same and found.steps == 5
+    said = " | ".join(found.not_compared)
+    assert "has the columns extra" in said and "10 steps of" in said and "5 steps of" in said and "goes on" in said
+    log.close()
+
+
+def test_events_and_settings_of_one_alone_are_told(tmp_path: Path) -> None:
+    record(tmp_path / "a", range(10), events=[skip(3), skip(5)], seed=1, config={"lr": 0.1, "depth": 2})
+    record(tmp_path / "b", range(10), events=[skip(3), skip(6)], seed=1, config={"lr": 0.2, "depth": 2})
+    found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"))
+    assert [tuple(setting) for setting in found.settings] == [("config.lr", 0.1, 0.2)]
+    assert [tuple(event) for event in found.events if event.kind == "skip"] == [("skip", (5,), (6,))]
+
+
+# -- bits
+
+
+def test_without_a_difference_the_bits_are_the_same_up_to_the_last_checksum(tmp_path: Path) -> None:
+    found = pair(tmp_path, {}, every=3)
+    assert found.same and found.same_bits_until == 9 and found.bits_apart_at is None
+    assert "same bits at every checksummed step, up to 9" in sentence(found)
+
+
+STAGES = [
+    ({"gradient": {6: ("block.0",)}, "parameter": {6: ("block.0",)}}, "backward", "block.0"),
+    ({"gradient": {6: ("embed", "block.0")}, "parameter": {6: NAMES}}, "backward", "block.0"),
+    ({"gradient": {6: NAMES}, "parameter": {6: NAMES}}, "forward", None),
+    ({"parameter": {6: ("head",)}, "exp_avg": {}}, "optimizer", None),
+    ({"exp_avg": {6: NAMES}, "parameter": {7: NAMES}}, "optimizer", None),
+]
+
+
+@pytest.mark.parametrize(("apart", "stage", "begun_in"), STAGES)
+def test_the_stage_follows_from_the_checksums_of_that_very_step(
+    apart: dict[str, Any], stage: str, begun_in: str | None, tmp_path: Path
+) -> None:
+    found = pair(tmp_path, apart)
+    assert (found.first_step, found.same_bits_until, found.bits_apart_at) == (6, 5, 6)
+    assert (found.stage, found.begun_in) == (stage, begun_in) and found.seen_in == ("checksum",)
+    assert next_step(found) is None
+
+
+@pytest.mark.parametrize("apart", [apart for apart, _, _ in STAGES])
+def test_between_checksummed_steps_the_difference_is_bracketed_and_no_stage_claimed(
+    apart: dict[str, Any], tmp_path: Path
+) -> None:
+    found = pair(tmp_path, apart, every=4, values={7: {"loss": -1.0}})
+    assert (found.same_bits_until, found.bits_apart_at, found.stage) == (4, 8, None)
+    assert found.first_step == 7 and found.seen_in == ("loss",)
+    assert "began there or before" in sentence(found)
+    assert next_step(found) == "To see in which stage: run both again from step 4 to 7 with tensor_interval=1."
+
+
+def test_at_the_first_step_no_stage_is_claimed(tmp_path: Path) -> None:
+    found = pair(tmp_path, {"gradient": {0: NAMES}, "parameter": {0: NAMES}})
+    assert (found.first_step, found.same_bits_until, found.stage) == (0, None, None)
+
+
+def test_a_step_that_differs_in_its_loss_before_any_checksum_has_no_stage(tmp_path: Path) -> None:
+    found = pair(tmp_path, {"parameter": {6: ("head",)}}, values={4: {"loss": -1.0}})
+    assert found.first_step == 4 and found.stage is None and found.bits_apart_at == 6
+
+
+def test_hashes_are_compared_where_norms_were_taken_in_one_way(tmp_path: Path) -> None:
+    ours, clips = step_hash([5.0], [], BY_PASS), step_hash([5.0], [], BY_CLIP)
+    assert pair(tmp_path / "other", {}, hashed=True, values={5: {"step_hash": clips}}).same
+    assert pair(tmp_path / "unknown", {}, hashed=True, values={5: {"step_hash": 0}}).same
+    found = pair(tmp_path / "apart", {}, hashed=True, values={5: {"step_hash": ours ^ 1 << 40}})
+    assert found.first_step == 5 and found.seen_in == ("step_hash",)
+    a, b = (run_at(tmp_path / "apart" / name) for name in "ab")
+    assert tbnum.diff(a, b, rtol=1e-9).same, "with a tolerance bits are not asked for"
+
+
+# -- noise
+
+
+def test_student_t_is_as_in_tables() -> None:
+    for t, free, probability in (
+        (2.776, 4, 0.05),
+        (12.706, 1, 0.05),
+        (2.262, 9, 0.05),
+        (4.604, 4, 0.01),
+        (0.0, 3, 1.0),
+    ):
+        assert two_sided(t, free) == pytest.approx(probability, rel=2e-3)
+    assert two_sided(1.0, 10**6) == pytest.approx(0.31731, rel=1e-3)
+
+
+def test_a_difference_is_held_against_the_spread_of_seeds() -> None:
+    seeds = [1.00, 1.02, 0.98, 1.01, 0.99]
+    assert judged("loss", [1.0], [1.01], seeds).beyond is False
+    assert judged("loss", [1.0], [1.3], seeds).beyond is True
+    assert judged("loss", [1.0], [1.3]).beyond is None, "two runs alone tell nothing"
+    paired = judged("loss", [1.0, 2.0, 3.0], [1.1, 2.1, 3.1001], paired=True)
+    assert paired.beyond is True and paired.how == "pairs"
+    assert judged("loss", [1.0, 2.0, 3.0], [1.1, 2.1, 3.1]).beyond is False
+
+
+def test_groups_of_seeds_are_paired_by_their_seed(tmp_path: Path) -> None:
+    for name, shift in (("a", 0.0), ("b", 0.5)):
+        for seed in (3, 1, 2):
+            values = {step: {"loss": seed * 10 + shift + seed * 1e-3 * shift} for step in range(20)}
+            record(tmp_path / name / f"seed{seed}", range(20), values, seed=seed)
+    groups = [list(tbnum.read(tmp_path / name).values()) for name in "ab"]
+    found = tbnum.diff(*groups)
+    (verdict,) = found.verdicts
+    assert verdict.beyond is True and verdict.how == "pairs" and verdict.seeds == 3
+
+
+# -- the command
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    code = main(["diff", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_command_exits_with_0_1_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    record(a, range(10))
+    record(b, range(10), {6: {"loss": 6.0 + 1e-9}})
+    record(c, range(20, 30))
+    code, out, _ = command(capsys, a, a)
+    assert code == 0 and "The same in everything" in out
+    code, out, _ = command(capsys, a, b)
+    assert code == 1 and "Apart from step 6 on" in out and "loss: from 6 on" in out
+    assert command(capsys, a, b, "--rtol", "1e-6")[0] == 0
+    assert command(capsys, a, b, "--columns", "grad_norm, lr")[0] == 0
+    assert command(capsys, a, b, "--until", "5")[0] == 0
+    for arguments in ([a, c], [a], [a, tmp_path / "none"], [a, b, "--columns", "nope"], [a, b, c]):
+        code, out, err = command(capsys, *arguments)
+        assert (code, out) == (2, "") and err.startswith("tbnum: ") and err.count("\n") == 1
+    assert "no step in common" in command(capsys, a, c)[2]
+
+
+def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "a", range(10))
+    record(tmp_path / "b", range(10), {6: {"loss": math.nan}})
+    code, out, _ = command(capsys, tmp_path / "a", tmp_path / "b", "--json")
+    told = json.loads(out)
+    assert code == 1 and told["first_step"] == 6 and told["same"] is False and told["seen_in"] == ["loss"]
+    assert {"same_bits_until", "stage", "tensors", "columns", "sentence", "next", "version"} <= told.keys()
+    assert [each["passes"] for each in told["columns"] if each["column"] == "loss"] == [
+        {"1e-06": 6, "0.001": 6, "0.1": 6}
+    ]
+
+
+def test_the_command_tells_noise_from_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, loss in enumerate((1.0, 1.02, 0.98, 1.01, 3.0)):
+        values = {step: {"loss": loss + step * 1e-4} for step in range(20)}
+        record(tmp_path / f"{number}", range(20), values, seed=number)
+    runs = [tmp_path / f"{number}" for number in range(5)]
+    assert "cannot be told" in command(capsys, runs[0], runs[4])[1]
+    assert "more than the noise of seeds" in command(capsys, runs[0], runs[4], "--noise", *runs[:4])[1]
+    assert "within the noise of seeds" in command(capsys, runs[0], runs[1], "--noise", *runs[:4])[1]
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="rtol is -1"):
+        tbnum.diff([], [], rtol=-1)
+    with pytest.raises(ValueError, match="by is 'x'"):
+        tbnum.diff([], [], by="x")
+    with pytest.raises(ValueError, match="empty list"):
+        tbnum.diff([], [])
+
+
+def test_a_live_run_is_compared_as_far_as_it_is(tmp_path: Path) -> None:
+    record(tmp_path / "a", range(10))
+    log = LogWriter(tmp_path / "b", columns=step_columns({"optimizer": 1}), meta=META)
+    append(log, range(4))
+    found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"))
+    assert found.same and found.steps == 4
+    log.close()
