@@ -42,6 +42,7 @@ from tbnum.measure.norms import combine, norms_of
 from tbnum.monitor_state import STATE_VERSION, checked_state
 from tbnum.observe.activations import ActivationWatch
 from tbnum.observe.backward import observe_backward
+from tbnum.observe.buffers import BufferWatch
 from tbnum.observe.caller import users_place, warn
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.coverage import Coverage
@@ -219,6 +220,7 @@ class Monitor:
             histogram_interval=histogram_interval,
             layouts=Layouts(list(modules.values()), self._recorder.on_layout),
         )
+        self._buffers = _buffer_watch(modules, tensor_interval, self._observer, self._recorder)
         devices = {parameter.device for each in optimizers.values() for parameter in parameters_of(each)}
         self._starts = StepStarts(scaler, devices)
         if self._activations is not None:
@@ -374,7 +376,7 @@ class Monitor:
     @contextlib.contextmanager
     def _muted(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for watcher in (self._observer, self._sentinels, self._activations):
+            for watcher in (self._observer, self._sentinels, self._activations, self._buffers):
                 if watcher is not None:
                     stack.enter_context(watcher.muted())
             yield
@@ -430,6 +432,8 @@ class Monitor:
             return
         open_monitors.discard(self)
         self._release()
+        if self._buffers is not None:
+            self._buffers.finish()
         self._observer.finish()
         self._recorder.write_activations(wait=True)
         if self._sentinels is not None:
@@ -456,7 +460,7 @@ class Monitor:
             self._observer.observe("untrained_parameters", self._uncovered)
             self._uncovered = None
         self._starts.step_begins(self._observer.scaler)
-        for watcher in (self._sentinels, self._activations):
+        for watcher in (self._sentinels, self._activations, self._buffers):
             if watcher is not None:
                 watcher.step_begins(next_step)
 
@@ -621,6 +625,15 @@ def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:
         stateless=type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups),
         lr=[math.nan if group.get("lr") is None else float(group["lr"]) for group in optimizer.param_groups],
     )
+
+
+def _buffer_watch(
+    modules: Mapping[str, nn.Module], interval: int, observer: StepObserver, recorder: Recorder
+) -> BufferWatch | None:
+    if not modules:
+        return None
+    report = functools.partial(observer.observe, "nonfinite_buffers")
+    return BufferWatch(modules, interval, lambda: recorder.skipped_steps, report)
 
 
 def _param_norm(optimizer: torch.optim.Optimizer) -> float:

@@ -57,6 +57,7 @@ class BufferWatch(Watcher):
         skips = self._skipped()
         if step % self._interval == 0 or skips != self._skips:
             self.look()
+            self.take(wait=False)
         self._skips = skips
 
     @harmless

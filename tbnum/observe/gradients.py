@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tbnum.observe.transfer import Number, hold
+
 __all__ = ["Gradients", "carries_scale", "dtypes_behind", "leads_to", "local", "parameters_of"]
 
 
@@ -60,6 +62,11 @@ class Gradients:
         The norms of the two smallest gradients: some microseconds.
         """
         return tuple(_norm(gradient) for gradient in _smallest(self.tensors) if _is_plain_on_host(gradient))
+
+    def norms_of_some(self) -> list[Number]:
+        """The norms of the two smallest gradients, wherever they are: some small kernels, no sync."""
+        some = local(_smallest([gradient for gradient in self.tensors if gradient.layout is torch.strided]))
+        return [hold(torch.linalg.vector_norm(gradient.detach().float())) for gradient in some]
 
     def again(self) -> Gradients:
         """The same gradients, as they are now."""

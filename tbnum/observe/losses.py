@@ -89,6 +89,9 @@ class Losses(Part):
                 self._gone(track)
             elif track.open is not None and track.open.arrived[0] != there.marks()[0]:
                 track.open.loss_is_known = track.open.loss_is_known and not track.open.backwards
+            is_left = track.open is None and there.tensors and there.marks() == track.used
+            if is_left and track.leftovers.found("gradients_not_zeroed", there):
+                loop.report_once("gradients_not_zeroed", {"where": users_line()}, track)
             if track.open is None and there.tensors and _were_set_by_hand(track, there):
                 loop.opened(track, Signal.GRADIENT).loss_is_known = False  # of what they are is nobody's to tell
         self._running = running

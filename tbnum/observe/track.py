@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tbnum.observe.attempt import Attempt, Outcome
+from tbnum.observe.leftovers import Leftovers
 
 __all__ = ["TABLE", "Move", "Phase", "Signal", "Track", "moves"]
 
@@ -127,6 +128,7 @@ class Track:
         self.may_evaluate = False  # a closure is being evaluated for the first time
         self.in_step_of: torch.amp.GradScaler | None = None  # inside its scaler.step()
         self.used: tuple[list[int], list[int]] = ([], [])  # ids and versions of the gradients that it last stepped with
+        self.leftovers = Leftovers()
         self.last_seen: list[int] = []  # ids of the gradients after the last backward that reached them
         self.clips_after_unscale = False
         self.sides = 0  # attempts on the side since the last that counted

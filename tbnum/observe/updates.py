@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tbnum.observe.attempt import Attempt
 from tbnum.observe.caller import users_line
-from tbnum.observe.gradients import Gradients
+from tbnum.observe.gradients import Gradients, parameters_of
 from tbnum.observe.loop import Loop
 from tbnum.observe.losses import Losses
-from tbnum.observe.meter import learning_rates, measured
+from tbnum.observe.meter import any_nonfinite, learning_rates, measured
 from tbnum.observe.rescaling import Rescaling, rescaling
 from tbnum.observe.track import Signal, Track
 from tbnum.observe.transfer import Number, capturing, hold
@@ -41,11 +41,19 @@ class Updates(Part):
         loop.enters()
         self._losses.step_begins_inside(track, optimizer)
         track.is_stepping, track.may_evaluate = True, has_closure
+        is_new = track.open is None
         attempt = track.open or loop.opened(track, Signal.GRADIENT)
         attempt.lr = learning_rates(optimizer)
         loop.meter.keep_parameters(attempt, optimizer)
-        if not has_closure:
-            self._uses(track, attempt, optimizer, Gradients.of(optimizer))
+        if has_closure:
+            return
+        gradients = Gradients.of(optimizer)
+        is_used = is_new and gradients.tensors and gradients.marks() == track.used
+        if is_used and track.leftovers.found("step_without_backward", gradients):
+            loop.report_once("step_without_backward", {"where": users_line()}, track)
+        self._uses(track, attempt, optimizer, gradients)
+        if attempt.before.known_nonfinite or any(loss.is_finite is False for loss in attempt.losses):
+            attempt.parameters_nonfinite = any_nonfinite(parameters_of(optimizer))  # before this step spoils them
 
     @harmless
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -64,6 +72,7 @@ class Updates(Part):
         if attempt.snapshot:
             loop.meter.measure_update(attempt, optimizer)
         track.used = gradients.marks()
+        track.leftovers.stepped(gradients)
         if track.in_step_of is not None:
             attempt.scaler = track.in_step_of
             loop.signal(track, Signal.STEP_UNDER_SCALER)
