@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,56 +17,42 @@ import torch
 from torch import Tensor, nn
 
 from tbnum.arguments import (
-    NEVER,
-    check_intervals,
     check_loss_name,
-    check_max_tensor_bytes,
     check_no_unknown,
-    checked_config,
     checked_folder,
     checked_modules,
     checked_optimizers,
     checked_scaler,
 )
 from tbnum.explain import explain_run
-from tbnum.explain.facts import Known
-from tbnum.explain.kinds import explained_event
-from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
 from tbnum.lifecycle import already_wrapped, is_over, open_monitors
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
-from tbnum.measure.norms import combine, norms_of
-from tbnum.monitor_state import STATE_VERSION, checked_state
-from tbnum.observe.activations import ActivationWatch
+from tbnum.monitor_state import checked_state, state_of
 from tbnum.observe.backward import observe_backward
-from tbnum.observe.buffers import BufferWatch
 from tbnum.observe.caller import users_place, warn
 from tbnum.observe.clipping import observe_clipping
-from tbnum.observe.coverage import Coverage
-from tbnum.observe.float8 import Float8Watch, has_float8
 from tbnum.observe.grad_scaler import observe_scalers
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
-from tbnum.observe.interval_watch import IntervalWatch, IntervalWatches
 from tbnum.observe.optimizer import observe_optimizer
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.replay import Origin, replay
-from tbnum.observe.rewind import StepStarts
-from tbnum.observe.sentinels import Sentinels
 from tbnum.observe.shards import Layouts
 from tbnum.observe.steps import StepObserver
-from tbnum.observe.transfer import hold
-from tbnum.observe.unused import likely_reason
+from tbnum.observe.transfer import Number, hold
 from tbnum.observe.zero_grad import observe_zero_grad
+from tbnum.options import Options, checked_options
 from tbnum.recorder import Recorder
+from tbnum.resuming import go_on
 from tbnum.run import Run
 from tbnum.terminal import announce, print_live
+from tbnum.watching import Watching
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["Monitor", "wrap"]
 
-MOST_NAMES = 8  # of parameters, in an event
 VERIFY_INTERVAL = 10  # steps between second passes over clipped gradients, where no scalar is written either
 
 
@@ -136,35 +119,21 @@ def wrap(
     optimizers = checked_optimizers(optimizer)
     its_scaler = checked_scaler(scaler)
     modules = checked_modules(model, optimizers)
-    check_intervals(
-        tensor_interval=tensor_interval, histogram_interval=histogram_interval, scalar_interval=scalar_interval
-    )
-    check_max_tensor_bytes(max_tensor_bytes)
-    settings = checked_config(config)
-    folder = checked_folder(logdir, writer)
-    if activations and tensor_interval is None:
-        raise ValueError(
-            f"activations={activations!r} are measured every tensor_interval steps, and tensor_interval is None."
-        )
-    if activations and not modules:
-        raise ValueError(f"activations={activations!r} needs model=, whose modules are to be watched.")
-    known = already_wrapped(optimizers, its_scaler, folder, users_place())
-    if known is not None:
-        return known
-    monitor = Monitor(
-        optimizers,
-        its_scaler,
-        folder=folder,
-        writer=writer,
-        modules=modules,
-        tensor_interval=NEVER if tensor_interval is None else tensor_interval,
-        histogram_interval=NEVER if histogram_interval is None else histogram_interval,
+    options = checked_options(
+        has_model=bool(modules),
+        tensor_interval=tensor_interval,
+        histogram_interval=histogram_interval,
         activations=activations,
         scalar_interval=scalar_interval,
         tensorboard_tensors=tensorboard_tensors,
         max_tensor_bytes=max_tensor_bytes,
-        config=settings,
+        config=config,
     )
+    folder = checked_folder(logdir, writer)
+    known = already_wrapped(optimizers, its_scaler, folder, users_place())
+    if known is not None:
+        return known
+    monitor = Monitor(optimizers, its_scaler, folder=folder, writer=writer, modules=modules, options=options)
     if verbose is not False and not rank_and_world_size()[0]:
         announce(monitor.logdir)
         if verbose:
@@ -187,22 +156,22 @@ class Monitor:
         folder: Path,
         writer: SummaryWriter | None,
         modules: Mapping[str, nn.Module],
-        tensor_interval: int,
-        histogram_interval: int,
-        activations: bool | Sequence[str],
-        scalar_interval: int | None,
-        tensorboard_tensors: bool,
-        max_tensor_bytes: int,
-        config: Mapping[str, Any],
+        options: Options,
     ) -> None:
-        watch = _module_watches(modules, activations, tensor_interval)
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
-        self._sentinels = Sentinels(modules) if modules else None
-        self._activations = watch
+        self._watching = Watching(optimizers, scaler, modules, options.activations, options.tensor_interval)
         self._recorder = Recorder(
-            optimizers, scaler, folder, writer, modules, scalar_interval, config, max_tensor_bytes, tensorboard_tensors
+            optimizers,
+            scaler,
+            folder,
+            writer,
+            modules,
+            options.scalar_interval,
+            options.config,
+            options.max_tensor_bytes,
+            options.tensorboard_tensors,
         )
-        self._recorder.watch(self._sentinels, self._activations)
+        self._recorder.watch(self._watching.sentinels, self._watching.at_intervals)
         self._scale = None if isinstance(scaler, torch.amp.GradScaler) else scaler  # of the loop's own
         scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
         self._observer = StepObserver(
@@ -215,45 +184,30 @@ class Monitor:
             on_close=functools.partial(_closed, weakref.ref(self)),
             on_unused=functools.partial(_unused, weakref.ref(self)),
             on_found=self._recorder.found_scaler,
-            verify_interval=scalar_interval or VERIFY_INTERVAL,
-            tensor_interval=tensor_interval,
-            histogram_interval=histogram_interval,
+            verify_interval=options.scalar_interval or VERIFY_INTERVAL,
+            tensor_interval=options.tensor_interval,
+            histogram_interval=options.histogram_interval,
             layouts=Layouts(list(modules.values()), self._recorder.on_layout),
         )
-        self._buffers = _buffer_watch(modules, tensor_interval, self._observer, self._recorder)
-        devices = {parameter.device for each in optimizers.values() for parameter in parameters_of(each)}
-        self._starts = StepStarts(scaler, devices)
-        if self._activations is not None:
-            self._activations.step_begins(0)
+        self._watching.watch_buffers(modules, self._observer, self._recorder)
         self._state: dict[str, Any] | None = None  # of a checkpoint, until the next step
         self._scaler = None if scaler is None else weakref.ref(scaler)
-        self._releases: list[Callable[[], None]] = []
         self._when_written: list[Callable[[], None]] = []
         try:
-            for each in optimizers.values():
-                self._releases.append(observe_optimizer(each, self._observer, owner=self))
-            self._releases.append(observe_clipping(self._observer))
-            self._releases.append(observe_backward(self._observer))
-            self._releases.append(observe_zero_grad(self._observer, optimizers.values()))
-            self._releases.append(observe_scalers(self._observer))
+            self._releases = _hooked(optimizers, self._observer, owner=self)
         except BaseException:
-            self._release()
             self._recorder.close()
             raise
         self._earlier_error = id(getattr(sys, "last_value", None))  # of an interactive session, say
         self._wrapped_at = users_place()
-        self._tensor_interval = tensor_interval
-        self._coverage = Coverage(modules, optimizers.values())
-        self._uncovered: dict[str, Any] | None = None  # not in the record yet: only a step knows where a session begins
-        self._look_at_coverage()
         self._calls_after_close: set[str] = set()
-        self._has_summed = False
+        self._has_summed = False  # a loss of several elements
         open_monitors.add(self)
 
     def __repr__(self) -> str:
         state = "recording" if self in open_monitors else "closed"
-        skipped = self._recorder.skipped_steps
-        return f"<tbnum.Monitor of {str(self.logdir)!r}: {state}, next step {self.step}, {skipped} skipped>"
+        counts = f"next step {self.step}, {self._recorder.skipped_steps} skipped"
+        return f"<tbnum.Monitor of {str(self.logdir)!r}: {state}, {counts}>"
 
     def _repr_html_(self) -> str:
         """The run so far, as `tbnum.read` shows it."""
@@ -298,19 +252,14 @@ class Monitor:
             return
         if name is not None:
             check_loss_name(name)
-        if isinstance(loss, Tensor) and not loss.is_complex():
-            loss = loss.detach()
-            if loss.numel() != 1 and not self._has_summed:
-                self._has_summed = True
-                warn(
-                    f"log_loss() got a tensor of shape {tuple(loss.shape)}, whose elements are summed. Give "
-                    "loss.mean() or loss.sum(), whichever the curve is to show."
-                )
-            self._observer.loss_logged(hold(loss if loss.numel() == 1 else loss.double().sum()), name)
-        elif isinstance(loss, (int, float, np.number)) or (isinstance(loss, np.ndarray) and loss.size == 1):
-            self._observer.loss_logged(float(loss), name)
-        else:
-            raise TypeError(f"log_loss() takes a real tensor or a number, not {type(loss).__name__}: {loss!r}.")
+        value = _loss_value(loss)
+        if isinstance(loss, Tensor) and loss.numel() != 1 and not self._has_summed:
+            self._has_summed = True
+            warn(
+                f"log_loss() got a tensor of shape {tuple(loss.shape)}, whose elements are summed. Give loss.mean() or "
+                "loss.sum(), whichever the curve is to show."
+            )
+        self._observer.loss_logged(value, name)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip the gradients of all wrapped parameters together; see `tbnum.clip_grad_norm_`.
@@ -362,24 +311,15 @@ class Monitor:
             Exception: whatever the closure raises.
         """
         modules = {name: module for name, ref in self._modules.items() if (module := ref()) is not None}
-        open_step = self._observer.has_gradients or self._starts.last is None
         return replay(
             closure,
             batch,
             models=modules,
             optimizers=self._observer.optimizers().values(),
             scaler=self._observer.scaler,
-            at=self._starts.open if open_step else self._starts.last,
-            muted=self._muted,
+            at=self._watching.start_of_step(is_open=self._observer.has_gradients),
+            muted=lambda: _muted(self._observer, self._watching),
         )
-
-    @contextlib.contextmanager
-    def _muted(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for watcher in (self._observer, self._sentinels, self._activations, self._buffers):
-                if watcher is not None:
-                    stack.enter_context(watcher.muted())
-            yield
 
     def annotate(self, text: str, **data: Any) -> None:
         """A note at the current step, shown in the panel. `data` is kept with it, as JSON can hold it."""
@@ -432,14 +372,10 @@ class Monitor:
             return
         open_monitors.discard(self)
         self._release()
-        if self._buffers is not None:
-            self._buffers.finish()
+        self._watching.finish()
         self._observer.finish()
         self._recorder.write_activations(wait=True)
-        if self._sentinels is not None:
-            self._sentinels.disarm()
-        if self._activations is not None:
-            self._activations.stop()
+        self._watching.stop()
         self._recorder.close()
         for callback in self._when_written:
             callback()
@@ -451,76 +387,6 @@ class Monitor:
         if error is not None and id(error) != self._earlier_error:
             self._observer.observe("crash", _crash(error))
         self._recorder.write_flight()
-
-    def _closed(self, next_step: int) -> None:
-        """A step is about to close: what watches modules goes on to the next."""
-        if next_step % self._tensor_interval == 0:
-            self._look_at_coverage()
-        if self._uncovered is not None:
-            self._observer.observe("untrained_parameters", self._uncovered)
-            self._uncovered = None
-        self._starts.step_begins(self._observer.scaler)
-        for watcher in (self._sentinels, self._activations, self._buffers):
-            if watcher is not None:
-                watcher.step_begins(next_step)
-
-    def _look_at_coverage(self) -> None:
-        found = self._coverage.look()
-        if found is None or rank_and_world_size()[0]:
-            return
-        self._uncovered = {
-            "names": list(found.names[:MOST_NAMES]),
-            "parameters": len(found.names),
-            "elements": found.elements,
-            "replaced": list(found.replaced[:MOST_NAMES]),
-        }
-        event = Event(self.step, time.time(), "untrained_parameters", data=self._uncovered)
-        explained = explained_event(Known.of(event), None)
-        warn(f"{explained.message} {explained.remedy}")
-
-    def _unused(self, optimizer: str, backwards: int) -> None:
-        alive = self._observer.optimizers().get(optimizer)
-        reason = None if alive is None else likely_reason(alive)
-        label = optimizer if self._observer.has_several else None
-        self._observer.observe("never_stepped", {"backwards": backwards, "reason": reason}, label)
-        warn(
-            f"{backwards} backwards wrote to gradients of {type(alive).__name__} that were thrown away: it does not "
-            f"step, and nothing is recorded. {reason}"
-        )
-
-    def _first_step(self) -> None:
-        """Before the first step of a session: whether it continues a run, where, and what its checkpoint lost."""
-        self._recorder.look_for_lower_ranks()
-        past = self._recorder.past()
-        if past is None:
-            return
-        state, self._state = self._state, None
-        several = len(self._observer.optimizers()) > 1
-        optimizers = [_now(each, name if several else None) for name, each in self._observer.optimizers().items()]
-        if state is None:
-            if not any(each.has_state for each in optimizers):  # perhaps the model alone was loaded
-                owners = self._observer.optimizers().values()
-                optimizers = [
-                    replace(now, param_norm=_param_norm(each)) for now, each in zip(optimizers, owners, strict=True)
-                ]
-            step, how = starting_step(past, optimizers)
-            if how == "fresh":
-                self._recorder.look_for_a_repeat_of(past)
-                return
-            self._observer.next_step = step
-            self._recorder.resumed(step, _skipped_before(past.steps, step))
-        else:
-            step, how = state["step"], state.get("how", "monitor state")
-            if "skipped_steps" not in state:
-                self._recorder.resumed(step, _skipped_before(past.steps, step))
-        scaler = self._observer.scaler
-        scale = None if scaler is None else scaler.get_scale()  # waits for the device, once in a continued session
-        previous = None if state is None else state.get("session")
-        self._observer.observe("resume", {"from_step": step, "how": how, "previous_session": previous})
-        expected = None if state is None else state.get("loss_scale")
-        for kind, optimizer, data in lost_state(past, step, optimizers, scale, expected):
-            self._observer.observe(kind, data, optimizer)
-        self._recorder.redraw(past, step)
 
     def _scaler_given(self) -> torch.amp.GradScaler | Callable[[], float] | None:
         """What `wrap` was given, where it is alive."""
@@ -544,14 +410,7 @@ class Monitor:
         Waits for the device. `torch.save` and `torch.load(weights_only=True)` take it.
         """
         self._observer.drain(wait=True)
-        scaler = self._observer.scaler
-        return {
-            "version": STATE_VERSION,
-            "step": self.step,
-            "skipped_steps": self._recorder.skipped_steps,
-            "session": self._recorder.session,
-            "loss_scale": scaler.get_scale() if scaler is not None else None,
-        }
+        return state_of(self._observer, self._recorder)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the checkpoint with this state was written: steps recorded after it are superseded.
@@ -575,73 +434,67 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, (Exception, KeyboardInterrupt)):
-            self._observer.observe("crash", _crash(error))
-        self.close()
+        try:
+            if isinstance(error, (Exception, KeyboardInterrupt)):
+                self._observer.observe("crash", _crash(error))
+        finally:
+            self.close()
+
+
+def _hooked(
+    optimizers: Mapping[str, torch.optim.Optimizer], observer: StepObserver, owner: Monitor
+) -> list[Callable[[], None]]:
+    """What takes the hooks off again, which are all there, or none."""
+    releases: list[Callable[[], None]] = []
+    try:
+        for optimizer in optimizers.values():
+            releases.append(observe_optimizer(optimizer, observer, owner=owner))
+        releases.append(observe_clipping(observer))
+        releases.append(observe_backward(observer))
+        releases.append(observe_zero_grad(observer, optimizers.values()))
+        releases.append(observe_scalers(observer))
+    except BaseException:
+        for release in releases:
+            release()
+        raise
+    return releases
+
+
+@contextlib.contextmanager
+def _muted(observer: StepObserver, watching: Watching) -> Iterator[None]:
+    with observer.muted(), watching.muted():
+        yield
 
 
 def _closed(ref: weakref.ref[Monitor], next_step: int) -> None:
     monitor = ref()
     if monitor is not None:
-        monitor._closed(next_step)
+        with monitor._observer.unharmed():
+            monitor._watching.step_closes(next_step, monitor._observer)
 
 
 def _unused(ref: weakref.ref[Monitor], optimizer: str, backwards: int) -> None:
     monitor = ref()
     if monitor is not None:
-        monitor._unused(optimizer, backwards)
+        monitor._watching.report_unused(optimizer, backwards, monitor._observer)
 
 
 def _first_step(ref: weakref.ref[Monitor]) -> None:
     monitor = ref()
     if monitor is not None:
-        monitor._first_step()
+        state, monitor._state = monitor._state, None
+        with monitor._observer.unharmed():
+            go_on(monitor._observer, monitor._recorder, state)
 
 
-def _module_watches(
-    modules: Mapping[str, nn.Module], activations: bool | Sequence[str], interval: int
-) -> IntervalWatches | None:
-    watches: list[IntervalWatch] = [ActivationWatch(modules, activations, interval)] if activations else []
-    if has_float8(modules):
-        watches.append(Float8Watch(modules, interval))
-    return IntervalWatches(watches) if watches else None
-
-
-def _skipped_before(steps: Mapping[str, np.ndarray], step: int) -> int:
-    return int(np.count_nonzero(steps["skipped"][steps["step"] < step]))
-
-
-def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:
-    counts = [state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
-    if counts and all(isinstance(count, Tensor) for count in counts):  # one wait for a device, not one for each
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for count in counts:
-            by_device.setdefault(count.device, []).append(count.detach().reshape(()))
-        counts = [torch.stack(some).max().item() for some in by_device.values()]
-    return OptimizerNow(
-        name=name,
-        has_state=len(optimizer.state) > 0,
-        updates=int(max(float(count) for count in counts)) if counts else None,
-        stateless=type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups),
-        lr=[math.nan if group.get("lr") is None else float(group["lr"]) for group in optimizer.param_groups],
-    )
-
-
-def _buffer_watch(
-    modules: Mapping[str, nn.Module], interval: int, observer: StepObserver, recorder: Recorder
-) -> BufferWatch | None:
-    if not modules:
-        return None
-    report = functools.partial(observer.observe, "nonfinite_buffers")
-    return BufferWatch(modules, interval, lambda: recorder.skipped_steps, report)
-
-
-def _param_norm(optimizer: torch.optim.Optimizer) -> float:
-    """One pass over the parameters, and a wait for the device. NaN where a tensor is sharded."""
-    parameters = [parameter.detach() for parameter in parameters_of(optimizer)]
-    if any(hasattr(parameter, "placements") for parameter in parameters):
-        return math.nan
-    return combine(norm for norms in norms_of(parameters) for norm in norms.norms.tolist())
+def _loss_value(loss: Any) -> Number:
+    """A loss that the user gives. No host sync."""
+    if isinstance(loss, Tensor) and not loss.is_complex():
+        loss = loss.detach()
+        return hold(loss if loss.numel() == 1 else loss.double().sum())
+    if isinstance(loss, (int, float, np.number)) or (isinstance(loss, np.ndarray) and loss.size == 1):
+        return float(loss)
+    raise TypeError(f"log_loss() takes a real tensor or a number, not {type(loss).__name__}: {loss!r}.")
 
 
 def _crash(error: BaseException) -> dict[str, Any]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tbnum._version import __version__
 
-__all__ = ["STATE_VERSION", "checked_state", "state_at"]
+if TYPE_CHECKING:
+    from tbnum.observe.steps import StepObserver
+    from tbnum.recorder import Recorder
+
+__all__ = ["STATE_VERSION", "checked_state", "state_at", "state_of"]
 
 STATE_VERSION = 1
 _MOST_STEPS = 2**62  # step numbers are written as 64-bit integers, and go on from there
@@ -37,6 +41,18 @@ def checked_state(state: Any) -> dict[str, Any]:
     if session is not None and not isinstance(session, str):
         raise _no_state("session", session, "a text")
     return checked
+
+
+def state_of(observer: StepObserver, recorder: Recorder) -> dict[str, Any]:
+    """What a checkpoint needs. Reads the scale, which waits for the device."""
+    scaler = observer.scaler
+    return {
+        "version": STATE_VERSION,
+        "step": observer.next_step,
+        "skipped_steps": recorder.skipped_steps,
+        "session": recorder.session,
+        "loss_scale": scaler.get_scale() if scaler is not None else None,
+    }
 
 
 def state_at(step: int, how: str) -> dict[str, Any]:

@@ -104,6 +104,10 @@ class StepObserver:
         """What runs in this context is not the training."""
         return self._loop.muted()
 
+    def unharmed(self) -> AbstractContextManager[None]:
+        """Trouble in this context is told of, and costs nothing beside what it is in."""
+        return self._loop.unharmed()
+
     def loss_logged(self, loss: Number, name: str | None = None) -> None:
         self.losses.loss_logged(loss, name)
 

@@ -1,0 +1,58 @@
+"""What `wrap` is told about how to record, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tbnum.arguments import NEVER, check_intervals, check_max_tensor_bytes, checked_config
+
+__all__ = ["Options", "checked_options"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """As the arguments of `wrap`, which say what they mean. An interval is NEVER where it was None."""
+
+    tensor_interval: int
+    histogram_interval: int
+    scalar_interval: int | None
+    activations: bool | Sequence[str]
+    tensorboard_tensors: bool
+    max_tensor_bytes: int
+    config: Mapping[str, Any]
+
+
+def checked_options(
+    *,
+    has_model: bool,
+    tensor_interval: int | None,
+    histogram_interval: int | None,
+    scalar_interval: int | None,
+    activations: bool | Sequence[str],
+    tensorboard_tensors: bool,
+    max_tensor_bytes: int,
+    config: Mapping[str, Any] | None,
+) -> Options:
+    """Raises TypeError and ValueError, with the value and the way out."""
+    check_intervals(
+        tensor_interval=tensor_interval, histogram_interval=histogram_interval, scalar_interval=scalar_interval
+    )
+    check_max_tensor_bytes(max_tensor_bytes)
+    settings = checked_config(config)
+    if activations and tensor_interval is None:
+        raise ValueError(
+            f"activations={activations!r} are measured every tensor_interval steps, and tensor_interval is None."
+        )
+    if activations and not has_model:
+        raise ValueError(f"activations={activations!r} needs model=, whose modules are to be watched.")
+    return Options(
+        tensor_interval=NEVER if tensor_interval is None else tensor_interval,
+        histogram_interval=NEVER if histogram_interval is None else histogram_interval,
+        scalar_interval=scalar_interval,
+        activations=activations,
+        tensorboard_tensors=tensorboard_tensors,
+        max_tensor_bytes=max_tensor_bytes,
+        config=settings,
+    )
