@@ -19,9 +19,11 @@ from tbnum.observe.caller import users_line, warn
 from tbnum.observe.variables import Use, use_of
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from tbnum.monitor import Monitor
 
-__all__ = ["already_wrapped", "is_over", "open_monitors"]
+__all__ = ["OfThisProcess", "already_wrapped", "is_over", "open_monitors"]
 
 open_monitors: Alive[Monitor] = Alive()
 
@@ -37,6 +39,19 @@ def is_over(monitor: Monitor, call: str) -> bool:
             "Call it before close() (or inside the `with` block), or tbnum.wrap() the objects again."
         )
     return True
+
+
+class OfThisProcess:
+    """A copy of what holds such an object holds the same one; a pickle of it holds None, and needs no tbnum."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(None), ()
 
 
 @atexit.register  # before the log closes itself: finalizers were registered earlier, and run later

@@ -25,7 +25,7 @@ from tbnum.arguments import (
     checked_scaler,
 )
 from tbnum.explain import explain_run
-from tbnum.lifecycle import already_wrapped, is_over, open_monitors
+from tbnum.lifecycle import OfThisProcess, already_wrapped, is_over, open_monitors
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
 from tbnum.monitor_state import checked_state, state_of
@@ -142,7 +142,7 @@ def wrap(
     return monitor
 
 
-class Monitor:
+class Monitor(OfThisProcess):
     """What `tbnum.wrap` returns. A context manager; recording ends with `close()`, or with the optimizer.
 
     It need not be kept: the hooks go on without it.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 import sys
 import threading
 import warnings
@@ -313,3 +315,15 @@ def test_objects_of_others_are_looked_at_without_running_their_code(tmp_path: Pa
     del optimizer
     assert use_of(list(wanted.values())).variable in ("held", "wanted")  # type: ignore[union-attr]
     assert len(held) == 1 and type(proxy) is Proxy
+
+
+def test_a_model_that_holds_its_monitor_is_copied_and_pickled_as_ever(tmp_path: Path) -> None:
+    loop = Loop()
+    loop.model.monitor = tbnum.wrap(loop.optimizer, model=loop.model, logdir=tmp_path)
+    twin = copy.deepcopy(loop.model)
+    assert twin.monitor is loop.model.monitor and twin.weight is not loop.model.weight
+    dumped = pickle.dumps(loop.model)
+    assert pickle.loads(dumped).monitor is None and b"tbnum" not in dumped
+    loop.step()
+    loop.model.monitor.close()
+    assert len(tbnum.read(tmp_path)["."].steps["step"]) == 1
