@@ -3,6 +3,7 @@
 # make demo       trains a small GPT on this machine and serves TensorBoard (SERVE=0: prints the report instead)
 # make bench      what tbnum costs, beside the bare loop and its peers: 15 minutes (BENCH_ARGS=--quick: 2)
 # make truth      how often tbnum is right, over planted faults and healthy loops: an hour (TRUTH_ARGS=--one-a-kind: less)
+# make mutants    plants 200 small faults in the code and says which no test notices: under an hour
 # make lint       ruff, mypy, tsc
 # make docs       builds the pages in docs/ into site/
 # make dist       builds the wheel and the source distribution, and tries both where there is no npm
@@ -25,6 +26,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 PYTEST_ARGS ?= --numprocesses auto --maxprocesses 8 --dist loadfile
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+MUTANTS_ARGS ?=
 TRUTH_ARGS ?=
 SERVE ?= 1
 ifndef NAME
@@ -74,6 +76,9 @@ bench: $(VENV)/for-bench $(VENV)/browser
 truth: $(VENV)/for-tests
 	@nice python -m benchmarks.truth $(TRUTH_ARGS)
 
+mutants: $(VENV)/for-mutants frontend
+	@python -m benchmarks.mutants $(MUTANTS_ARGS)
+
 docs: $(VENV)/for-tests
 	@zensical build --strict --clean
 	@echo "The pages: file://$(CURDIR)/site/index.html"
@@ -118,6 +123,10 @@ $(VENV)/for-bench: $(VENV)/for-tests
 	@echo "== what the benchmarks compare with"
 	@python -m pip install --quiet -c constraints.txt -e '.[bench]' && touch $@ || \
 		echo "wandb could not be installed: the benchmarks leave it out"
+
+$(VENV)/for-mutants: $(VENV)/for-tests
+	@python -m pip install --quiet -c constraints.txt -e '.[mutants]'
+	@touch $@
 
 # Node.js builds the panel, checks its types and runs its tests.
 $(VENV)/node: $(VENV)/created package.json package-lock.json
