@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from tests.published.tape import OrUnknown, Tape, data, float64_norm, mlp, published
+from tests.published.tape import UNKNOWN, OrUnknown, Tape, data, float64_norm, mlp, published
 
 MSE = nn.functional.mse_loss
 
@@ -368,4 +368,112 @@ def backpropagation_through_time_in_chunks(tape: Tape) -> None:
         tape.attempt(total, before, float64_norm(model), micro_batches=3)
         optimizer.step()
         optimizer.zero_grad()
+    tape.keep(model, optimizer)
+
+
+@published()
+def wrapped_in_the_middle_of_a_window(tape: Tape) -> None:
+    """Two of the first window's four backwards came before `wrap`: a part of its loss is nobody's loss."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for number, window in enumerate(windows(data(), 4)):
+        total = 0.0
+        for micro, (x, y) in enumerate(window):
+            if (number, micro) == (0, 2):
+                tape.wrap(optimizer, model=model)
+            loss = MSE(model(x), y) / 4
+            loss.backward()
+            total += loss.item()
+        partial = number == 0
+        value, count = (OrUnknown(total), OrUnknown(4)) if partial else (total, 4)
+        tape.attempt(value, float64_norm(model), micro_batches=count)
+        optimizer.step()
+        optimizer.zero_grad()
+    tape.keep(model, optimizer)
+
+
+@published()
+def two_steps_on_one_gradient(tape: Tape) -> None:
+    """The second has the gradient of the first, and no backward of its own."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for x, y in data(12):
+        optimizer.zero_grad()
+        loss = MSE(model(x), y)
+        loss.backward()
+        tape.attempt(loss, float64_norm(model))
+        optimizer.step()
+        tape.attempt(UNKNOWN, float64_norm(model), micro_batches=OrUnknown(0))
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
+@published()
+def a_clip_before_backward(tape: Tape) -> None:
+    """A mistake: it clips what the last step left behind, and that is zeroed. This step's gradients are whole."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for x, y in data():
+        loss = MSE(model(x), y)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.zero_grad()
+        loss.backward()
+        tape.attempt(loss, float64_norm(model))
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
+@published()
+def a_clip_after_the_step(tape: Tape) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for x, y in data():
+        optimizer.zero_grad()
+        loss = MSE(model(x), y)
+        loss.backward()
+        tape.attempt(loss, float64_norm(model))
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    tape.keep(model, optimizer)
+
+
+@published()
+def gradients_that_were_there_before_wrap(tape: Tape) -> None:
+    """A sanity check's backward before `wrap`, zeroed by the loop's own beginning."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    MSE(model(torch.ones(2, 8)), torch.ones(2, 4)).backward()
+    tape.wrap(optimizer, model=model)
+    for x, y in data():
+        optimizer.zero_grad()
+        loss = MSE(model(x), y)
+        loss.backward()
+        tape.attempt(loss, float64_norm(model))
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
+@published()
+def a_hook_of_the_users_halves_the_gradients_at_the_step(tape: Tape) -> None:
+    """`register_step_pre_hook` after `wrap`: what the optimizer got is half of what was clipped."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model, scalar_interval=1)
+
+    def halve(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(0.5)
+
+    optimizer.register_step_pre_hook(halve)
+    for x, y in data():
+        optimizer.zero_grad()
+        loss = MSE(model(x), y)
+        loss.backward()
+        before = float64_norm(model)
+        tape.attempt(loss, before, OrUnknown(before / 2))
+        optimizer.step()
     tape.keep(model, optimizer)

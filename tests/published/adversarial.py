@@ -79,6 +79,78 @@ def fgsm_with_gradients_set_to_zeros(tape: Tape) -> None:
     _train_on_attacks(tape, fgsm, set_to_none=False, max_norm=0.2)
 
 
+def _zeroed_by_hand(tape: Tape, zero: Callable[[nn.Module], None]) -> None:
+    """FGSM, whose gradients are thrown away without `zero_grad`: what tbnum cannot see of it, it must not guess."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for x, y in data():
+        x = fgsm(model, x, y)
+        zero(model)
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        tape.attempt(OrUnknown(loss.item()), float64_norm(model), micro_batches=OrUnknown(1))
+        optimizer.step()
+        zero(model)
+    tape.keep(model, optimizer)
+
+
+@published()
+def fgsm_then_gradients_set_to_none_by_hand(tape: Tape) -> None:
+    def zero(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    _zeroed_by_hand(tape, zero)
+
+
+@published()
+def fgsm_then_gradients_zeroed_by_hand(tape: Tape) -> None:
+    def zero(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.detach_()
+                parameter.grad.zero_()
+
+    _zeroed_by_hand(tape, zero)
+
+
+@published()
+def fgsm_then_data_of_gradients_zeroed_by_hand(tape: Tape) -> None:
+    def zero(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.data.zero_()
+
+    _zeroed_by_hand(tape, zero)
+
+
+@published()
+def an_energy_model_with_langevin_samples(tape: Tape) -> None:
+    """Each step of the sampler is a backward for the sample; the parameters' gradients are zeroed after it."""
+    model = mlp(8, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    tape.wrap(optimizer, model=model)
+    samples = torch.randn(16, 8)
+    for x, _ in data():
+        samples = samples.clone().requires_grad_()
+        for _ in range(4):
+            model(samples).sum().backward()
+            assert samples.grad is not None
+            samples.data.add_(samples.grad, alpha=-0.1).add_(torch.randn_like(samples), alpha=0.01)
+            samples.grad = None
+        samples = samples.detach()
+        optimizer.zero_grad()
+        real, made = model(x), model(samples)
+        loss = real.mean() - made.mean() + 0.1 * (real.square().mean() + made.square().mean())
+        loss.backward()
+        before = float64_norm(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        tape.attempt(loss, before, float64_norm(model))
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
 @published()
 def fgsm_every_third_step(tape: Tape) -> None:
     _train_on_attacks(tape, fgsm, every=3)

@@ -35,8 +35,10 @@ def run_loop(loop: Loop, logdir: Path | None) -> tuple[Tape, list[str], Any]:
     tape = Tape(logdir)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loop.run(tape)
-        tape.close()
+        try:
+            loop.run(tape)
+        finally:
+            tape.close()
     said = [str(warning.message) for warning in caught if "tbnum" in str(warning.message) or _is_ours(warning)]
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return tape, said, (torch.get_rng_state(), *devices, random.getstate(), np.random.get_state())

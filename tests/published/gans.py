@@ -441,3 +441,41 @@ def one_graph_for_both_losses(tape: Tape) -> None:
         optimizers["G"].step()
         optimizers["D"].step()
     tape.keep(generator, discriminator, *optimizers.values())
+
+
+def _one_scaler_apart(tape: Tape, given: bool) -> None:
+    """Wrapped apart, one scaler for both and one update; the generator's last layer overflows in one batch."""
+    generator, discriminator = networks()
+    optimizers = optimizers_of(generator, discriminator)
+    scaler = scaler_for_cpu()
+    for name, model in (("D", discriminator), ("G", generator)):
+        tape.wrap(optimizers[name], scaler if given else None, model=model, run=name)
+    for number, (x, noise) in enumerate(data()):
+        optimizers["D"].zero_grad()
+        made = generator(noise)
+        d_loss = says(discriminator, x, True) + says(discriminator, made.detach(), False)
+        scale = scaler.get_scale()
+        scaler.scale(d_loss).backward()
+        d_norm = float64_norm(discriminator, scale)
+        scaler.step(optimizers["D"])
+        optimizers["G"].zero_grad()
+        g_loss = says(discriminator, made, True)
+        if number == 11:
+            g_loss = g_loss + sum((0.0 * p.sum()).sqrt() for p in generator.parameters())
+        scaler.scale(g_loss).backward()
+        g_norm = float64_norm(generator, scale)
+        scaler.step(optimizers["G"])
+        scaler.update()
+        tape.attempt(d_loss, d_norm, loss_scale=scale, run="D")
+        tape.attempt(g_loss, g_norm, skipped=number == 11, loss_scale=scale, run="G")
+    tape.keep(generator, discriminator, scaler, *optimizers.values())
+
+
+@published(raises=(ValueError, "one call"))
+def one_scaler_for_both_apart(tape: Tape) -> None:
+    _one_scaler_apart(tape, given=True)
+
+
+@published(events={"scaler_found": 1})
+def one_forgotten_scaler_for_both_apart(tape: Tape) -> None:
+    _one_scaler_apart(tape, given=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.loops import Half, batches
-from tests.published.tape import UNKNOWN, Tape, data, float64_norm, mlp, published, scaler_for_cpu
+from tests.published.tape import UNKNOWN, OrUnknown, Tape, data, float64_norm, mlp, published, scaler_for_cpu
 
 BAD = (9, 17)  # rare, as in a loop that works
 GIVEN_UP = "dropped_by_loop"
@@ -295,3 +295,99 @@ def get_total_norm_then_continue(tape: Tape) -> None:
         tape.attempt(loss, before, float64_norm(model))
         optimizer.step()
     tape.keep(model, optimizer)
+
+
+@published(cause=GIVEN_UP)
+def most_losses_are_not_finite(tape: Tape) -> None:
+    """However many there are: a loss that was not finite is why each was given up."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for number, (x, y) in enumerate(data()):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x if number % 3 == 0 else x * math.nan), y)
+        loss.backward()
+        tape.attempt(loss, float64_norm(model), skipped=number % 3 != 0)
+        if not torch.isfinite(loss):
+            continue
+        optimizer.step()
+    optimizer.zero_grad()
+    tape.keep(model, optimizer)
+
+
+@published(cause=GIVEN_UP)
+def gradients_set_to_none_by_hand_in_the_branch(tape: Tape) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for number, (x, y) in enumerate(data()):
+        loss = nn.functional.mse_loss(model(x), y)
+        if number in BAD:
+            loss = loss + poison(model)
+        loss.backward()
+        before = float64_norm(model)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+        if norm.isfinite():
+            tape.attempt(loss, before, float64_norm(model))
+            optimizer.step()
+        else:
+            tape.attempt(loss, before, skipped=True)
+        for parameter in model.parameters():
+            parameter.grad = None
+    tape.keep(model, optimizer)
+
+
+def _loss_guard_with_a_scaler(tape: Tape, given: bool) -> None:
+    """The scaled backward ran; the loss was NaN, so neither step nor update: the scale stays."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = scaler_for_cpu(growth_interval=1000)
+    tape.wrap(optimizer, scaler if given else None, model=model)
+    for number, (x, y) in enumerate(data()):
+        loss = nn.functional.mse_loss(model(x * math.nan if number in BAD else x), y)
+        scaler.scale(loss).backward()
+        scale = scaler.get_scale()
+        before = float64_norm(model, scale)
+        if torch.isnan(loss):
+            tape.attempt(loss, before, skipped=True, loss_scale=OrUnknown(scale))
+            optimizer.zero_grad()
+            continue
+        tape.attempt(loss, before, loss_scale=scale)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    tape.keep(model, optimizer, scaler)
+
+
+@published(cause=GIVEN_UP)
+def the_loss_is_not_finite_with_a_scaler_after_backward(tape: Tape) -> None:
+    _loss_guard_with_a_scaler(tape, given=True)
+
+
+@published(cause=GIVEN_UP, events={"scaler_found": 1})
+def the_loss_is_not_finite_with_a_forgotten_scaler_after_backward(tape: Tape) -> None:
+    _loss_guard_with_a_scaler(tape, given=False)
+
+
+@published(cause=GIVEN_UP)
+def one_of_two_optimizers_is_guarded(tape: Tape) -> None:
+    """A clip and a guard for each of two models in one loop; one of them is given up twice."""
+    models = {"a": mlp(), "b": mlp()}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=1e-2) for name, model in models.items()}
+    for name, optimizer in optimizers.items():
+        tape.wrap(optimizer, model=models[name], run=name)
+    for number, (x, y) in enumerate(data()):
+        for name, model in models.items():
+            loss = nn.functional.mse_loss(model(x), y)
+            if name == "b" and number in BAD:
+                loss = loss + poison(model)
+            optimizers[name].zero_grad()
+            loss.backward()
+            before = float64_norm(model)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+            if norm.isfinite():
+                tape.attempt(loss, before, float64_norm(model), run=name)
+                optimizers[name].step()
+            else:
+                tape.attempt(loss, before, skipped=True, run=name)
+    tape.keep(*models.values(), *optimizers.values())

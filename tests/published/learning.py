@@ -562,6 +562,23 @@ def terms_of_the_loss_are_named(tape: Tape) -> None:
 
 
 @published()
+def a_loss_logged_before_its_backward(tape: Tape) -> None:
+    """`log_loss` right after the forward: no gradient is there yet, and it counts for the attempt that comes."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    monitor = tape.wrap(optimizer, model=model)
+    for x, y in data():
+        loss = MSE(model(x), y)
+        if monitor is not None:
+            monitor.log_loss(loss)
+        optimizer.zero_grad()
+        (loss + 1e-3 * model[0].weight.square().sum()).backward()
+        tape.attempt(loss, float64_norm(model))
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
+@published()
 def a_loss_that_is_logged_in_some_steps_only(tape: Tape) -> None:
     """`log_loss` counts for the attempt that is open, and for no other."""
     model = mlp()

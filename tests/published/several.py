@@ -523,3 +523,45 @@ def a_second_model_trained_beside_unwrapped(tape: Tape) -> None:
         tape.attempt(loss, float64_norm(model))
         optimizer.step()
     tape.keep(model, other, optimizer, others)
+
+
+@published()
+def layers_with_losses_of_their_own(tape: Tape) -> None:
+    """Forward-forward: each layer has an optimizer, a local loss, and steps before the next layer is run."""
+    layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+    optimizers = {f"layer{n}": torch.optim.Adam(layer.parameters(), lr=1e-2) for n, layer in enumerate(layers)}
+    tape.wrap(optimizers)
+    for x, _ in data():
+        columns: dict[str, float] = {}
+        good, bad = x, x.roll(1, 1)
+        for layer, (name, optimizer) in zip(layers, optimizers.items(), strict=True):
+            good, bad = layer(good).relu(), layer(bad).relu()
+            margin = good.square().mean(1) - bad.square().mean(1)
+            loss = nn.functional.softplus(-margin).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            columns |= {f"{name}/loss": loss.item(), f"{name}/grad_norm": float64_norm(layer)}
+            optimizer.step()
+            good, bad = good.detach(), bad.detach()
+        tape.step({"loss": sum(columns[f"{name}/loss"] for name in optimizers), **columns})
+    tape.keep(layers, *optimizers.values())
+
+
+@published()
+def closed_in_the_middle_and_wrapped_again(tape: Tape) -> None:
+    """The first monitor's record ends where it was closed; the second's begins where it was wrapped."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    monitor = tape.wrap(optimizer, model=model, run="first")
+    for number, (x, y) in enumerate(data()):
+        if number == 8 and monitor is not None:
+            monitor.close()
+        if number == 16:
+            tape.wrap(optimizer, model=model, run="second")
+        optimizer.zero_grad()
+        loss = MSE(model(x), y)
+        loss.backward()
+        if not 8 <= number < 16:
+            tape.attempt(loss, float64_norm(model), run="first" if number < 8 else "second")
+        optimizer.step()
+    tape.keep(model, optimizer)

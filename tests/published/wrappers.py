@@ -311,23 +311,52 @@ def made_again_in_the_middle(tape: Tape) -> None:
     tape.keep(model, first, second)
 
 
-@published(may_warn="are in no optimizer")  # so they are, until the loop gets to them
-def rebuilt_by_add_param_group(tape: Tape) -> None:
-    """Gradual unfreezing as one should: the same optimizer gets another group."""
+def _unfreezing(tape: Tape, frozen: bool) -> None:
+    """The same optimizer gets another group, from the top of the model to its bottom."""
     model = mlp()
+    for layer in (model[0], model[2]):
+        layer.requires_grad_(not frozen)
     optimizer = torch.optim.AdamW(model[4].parameters(), lr=1e-2)
     tape.wrap(optimizer, model=model)
     for number, (x, y) in enumerate(data()):
-        if number == 8:
-            optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 1e-3})
-        if number == 16:
-            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 1e-4})
+        for start, layer, lr in ((8, model[2], 1e-3), (16, model[0], 1e-4)):
+            if number == start:
+                layer.requires_grad_(True)
+                optimizer.add_param_group({"params": list(layer.parameters()), "lr": lr})
         model.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
         tape.attempt(loss, float64_norm(p for group in optimizer.param_groups for p in group["params"]))
         optimizer.step()
     tape.keep(model, optimizer)
+
+
+@published()
+def unfrozen_layer_by_layer(tape: Tape) -> None:
+    _unfreezing(tape, frozen=True)
+
+
+@published(warns=("in no optimizer",), events={"untrained_parameters": 1})
+def added_layer_by_layer_but_never_frozen(tape: Tape) -> None:
+    """Until they are added, layers that could be trained are in no optimizer: that is said, and is true."""
+    _unfreezing(tape, frozen=False)
+
+
+@published(warns=("in no optimizer",), events={"untrained_parameters": 1})
+def a_layer_replaced_after_the_optimizer_was_built(tape: Tape) -> None:
+    """A new head, whose parameters the optimizer does not have: it trains the old one, which nothing uses."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model[4] = nn.Linear(16, 4)
+    tape.wrap(optimizer, model=model)
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    for x, y in data():
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        tape.attempt(loss, float64_norm(held))
+        optimizer.step()
+    tape.keep(model)
 
 
 @published()
