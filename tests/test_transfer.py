@@ -6,6 +6,8 @@ There is no device on most machines: here the CPU plays one, whose copies land w
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ class SlowDevice:
     def __init__(self) -> None:
         self.under_way: list[SlowDevice.Copy] = []
         self.waited = 0
+        self.asked_by: set[int] = set()  # threads
 
     class Copy:
         def __init__(self, device: SlowDevice) -> None:
@@ -31,6 +34,7 @@ class SlowDevice:
             self.landed = False
 
         def query(self) -> bool:
+            self.device.asked_by.add(threading.get_ident())
             return self.landed
 
         def synchronize(self) -> None:
@@ -89,6 +93,26 @@ def test_on_the_host_everything_is_there_at_once() -> None:
     sent = transfer.Transfer([number, vector])
     assert sent.ready()
     assert sent.numbers([1.0, number]) == [1.0, 2.0] and sent.array(vector).tolist() == [1.0, 1.0]
+
+
+def test_no_other_thread_asks_the_device(device: SlowDevice, tmp_path: Path) -> None:
+    """While a CUDA graph is captured, a question from any other thread would end the capture."""
+    model = Half()
+    optimizer = OPTIMIZERS["AdamW"](model.parameters())
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path) as monitor, ThreadPoolExecutor(1) as other:
+
+        def after_step(step: int) -> None:
+            if step % 2:
+                device.land()
+            other.submit(monitor._observer.drain_quiet).result()
+
+        train(model, optimizer, None, batches(12), max_norm=0.5, after_step=after_step)
+        assert device.waited == 0
+        device.land()
+        monitor.flush()
+    assert device.asked_by == {threading.get_ident()}
+    (run,) = tbnum.read(tmp_path).values()
+    assert len(run.steps["step"]) == 12
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -92,11 +92,14 @@ class Assembly:
                 self._hand_on(self._pending.popleft())
 
     def drain_quiet(self) -> None:
-        """In another thread: hand on what has landed and makes no event, without waiting for anybody."""
+        """In another thread: hand on what is on the host and makes no event, without waiting for anybody.
+
+        Asks no device whether a copy has landed: that would end a CUDA-graph capture in the training thread.
+        """
         if not self.lock.acquire(blocking=False):
             return
         try:
-            while self._pending and self._pending[0].ready() and not self._pending[0].makes_events():
+            while self._pending and not self._pending[0].is_under_way and not self._pending[0].makes_events():
                 self._hand_on(self._pending.popleft())
         finally:
             self.lock.release()

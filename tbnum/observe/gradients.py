@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tbnum.observe import transfer
 from tbnum.observe.transfer import Number, hold
 
 __all__ = ["Gradients", "carries_scale", "dtypes_behind", "leads_to", "local", "parameters_of"]
@@ -54,7 +55,7 @@ class Gradients:
     def are_zero(self) -> bool:
         """Whether all elements are zero, as far as the host knows."""
         tensors = [getattr(gradient, "_local_tensor", gradient) for gradient in self.tensors]
-        return all(tensor.is_cpu and not bool(tensor.any()) for tensor in sorted(tensors, key=Tensor.numel))
+        return all(transfer.on_host(tensor) and not bool(tensor.any()) for tensor in sorted(tensors, key=Tensor.numel))
 
     def samples(self) -> tuple[float, ...]:
         """Numbers that are multiplied by what the gradients are multiplied by; none where only a device has them.
@@ -97,7 +98,7 @@ def _smallest(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _is_plain_on_host(tensor: Tensor) -> bool:
-    return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_complex()
+    return transfer.on_host(tensor) and tensor.layout is torch.strided and not tensor.is_complex()
 
 
 def _norm(tensor: Tensor) -> float:

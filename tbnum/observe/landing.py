@@ -54,11 +54,16 @@ class Pending:
         return self._update is not None and self._update.was_set
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether values were sent to the host that nobody has read there yet."""
+        return self._transfer.is_under_way
+
+    @property
     def is_urgent(self) -> bool:
         """Whether it is to be handed on as soon as its values are there."""
         update = self._update
         return (
-            self._transfer.is_under_way
+            self.is_under_way
             or any(attempt.is_worth_a_look for attempt in self.attempts.values())
             or (update is not None and bool(update.old_scale != update.new_scale))
         )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tbnum.observe import transfer
 from tbnum.observe.attempt import UNKNOWN, Attempt, Update
 from tbnum.observe.caller import users_line
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
@@ -172,7 +173,7 @@ def _is_infinite(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer)
     """Whether the host knows that `unscale_` met inf or NaN: these are looked at before anybody clips them."""
     state = scaler._per_optimizer_states.get(id(optimizer))
     found = () if state is None else state["found_inf_per_device"].values()
-    return any(found_inf.is_cpu and bool(found_inf.item()) for found_inf in found)
+    return any(transfer.on_host(found_inf) and bool(found_inf.item()) for found_inf in found)
 
 
 def _held_scale(scaler: torch.amp.GradScaler) -> Number:

@@ -14,7 +14,6 @@ from torch import nn
 import tbnum
 from tests.loops import OPTIMIZERS, Half, batches, train
 from tests.published.check import bits
-from tests.published.pending import PENDING_PROPERTIES
 from tests.published.scalers import NativeScalerWithGradNormCount, OwnScaler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,10 +107,7 @@ def facts_of(run: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.xfail(strict=True) if name in PENDING_PROPERTIES else ()) for name in LOOPS],
-)
+@pytest.mark.parametrize("name", LOOPS)
 def test_a_forgotten_scaler_gives_every_column_bitwise_as_a_given_one(name: str, tmp_path: Path) -> None:
     given = recorded(LOOPS[name], tmp_path / "given" / "run", given=True)
     forgotten = recorded(LOOPS[name], tmp_path / "forgotten" / "run", given=False)
