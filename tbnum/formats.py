@@ -20,12 +20,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ["BINS", "FORMATS", "INF", "NAN", "ZERO", "Format", "first_bin_overflowing", "last_bin_flushed", "upper_edge"]
+__all__ = [
+    "BINS",
+    "CHECKSUM",
+    "FORMATS",
+    "INF",
+    "NAN",
+    "ZERO",
+    "Format",
+    "first_bin_overflowing",
+    "last_bin_flushed",
+    "upper_edge",
+]
 
 ZERO = 0
 INF = 256
 NAN = 257
 BINS = 258
+
+CHECKSUM = "checksum/"
+"""What the names of columns of checksums begin with, which are whole numbers and no statistics."""
 
 _LAST_FINITE = 255
 

@@ -65,6 +65,7 @@ def wrap(
     model: nn.Module | Mapping[str, nn.Module] | None = None,
     tensor_interval: int | None = 50,
     histogram_interval: int | None = 1000,
+    checksums: bool = True,
     activations: bool | Sequence[str] = False,
     scalar_interval: int | None = 10,
     tensorboard_tensors: bool = False,
@@ -90,6 +91,8 @@ def wrap(
         tensor_interval: steps between measurements that need more than the gradients (`param_norm`, `update_norm`).
         histogram_interval: steps between histograms of each tensor; that of all of them comes with `tensor_interval`.
             None turns an interval off.
+        checksums: False to take none. They are taken with `tensor_interval` of the bits of gradients, parameters and
+            the optimizer's moments, and tell `tbnum diff` up to where two runs are the same.
         activations: True to measure the outputs of every module, and the gradients with respect to them, with
             `tensor_interval`; or names of modules, with `*` and `?` as in file names. Needs `model`.
         scalar_interval: steps between scalars for TensorBoard's own dashboards; None writes nothing there. The record
@@ -123,6 +126,7 @@ def wrap(
         has_model=bool(modules),
         tensor_interval=tensor_interval,
         histogram_interval=histogram_interval,
+        checksums=checksums,
         activations=activations,
         scalar_interval=scalar_interval,
         tensorboard_tensors=tensorboard_tensors,
@@ -187,6 +191,7 @@ class Monitor(OfThisProcess):
             verify_interval=options.scalar_interval or VERIFY_INTERVAL,
             tensor_interval=options.tensor_interval,
             histogram_interval=options.histogram_interval,
+            checksums=options.checksums,
             layouts=Layouts(list(modules.values()), self._recorder.on_layout),
         )
         self._watching.watch_buffers(modules, self._observer, self._recorder)

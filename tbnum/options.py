@@ -18,6 +18,7 @@ class Options:
     tensor_interval: int
     histogram_interval: int
     scalar_interval: int | None
+    checksums: bool
     activations: bool | Sequence[str]
     tensorboard_tensors: bool
     max_tensor_bytes: int
@@ -30,6 +31,7 @@ def checked_options(
     tensor_interval: int | None,
     histogram_interval: int | None,
     scalar_interval: int | None,
+    checksums: bool,
     activations: bool | Sequence[str],
     tensorboard_tensors: bool,
     max_tensor_bytes: int,
@@ -40,6 +42,8 @@ def checked_options(
         tensor_interval=tensor_interval, histogram_interval=histogram_interval, scalar_interval=scalar_interval
     )
     check_max_tensor_bytes(max_tensor_bytes)
+    if not isinstance(checksums, bool):
+        raise TypeError(f"checksums is {checksums!r}; it has to be True or False.")
     settings = checked_config(config)
     if activations and tensor_interval is None:
         raise ValueError(
@@ -51,6 +55,7 @@ def checked_options(
         tensor_interval=NEVER if tensor_interval is None else tensor_interval,
         histogram_interval=NEVER if histogram_interval is None else histogram_interval,
         scalar_interval=scalar_interval,
+        checksums=checksums,
         activations=activations,
         tensorboard_tensors=tensorboard_tensors,
         max_tensor_bytes=max_tensor_bytes,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.formats import CHECKSUM
 from tbnum.log.files import Place, RemotePath, open_raw, place, size_of
 from tbnum.log.folder import Totals, last_trailer, list_files, order, pick, session_metas, sum_totals, writing_now
 from tbnum.log.joined import JoinedSteps
@@ -24,7 +25,7 @@ from tbnum.log.ranks import SHARD, Ranks
 from tbnum.log.rivals import rivals
 from tbnum.log.run_ranks import RANKS_BYTES, OtherRanks, Taken
 from tbnum.log.run_tables import RunTables
-from tbnum.log.schema import CHECKSUM, Event, Trailer
+from tbnum.log.schema import Event, Trailer
 from tbnum.log.session_file import SessionFile
 from tbnum.log.superseded import cuts
 from tbnum.log.tensors_file import Session

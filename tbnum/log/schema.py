@@ -155,9 +155,6 @@ TENSOR_COLUMNS: dict[str, str] = {
 }
 """Columns of the tables of tensors, one value a tensor. Others may be there too. Unknown is NaN."""
 
-CHECKSUM = "checksum/"
-"""What the columns of checksums begin with, which are whole numbers and no statistics: `Run.checksums` has them."""
-
 TABLE_REASONS = ("interval", "flight", "failure")
 """Why a table was written: each `tensor_interval` steps, as one of the steps before a warning or error, or as the
 full pass over the gradients of a step that failed. Files hold the position: append only."""

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tbnum.formats import BINS
-from tbnum.log.schema import CHECKSUM, HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
+from tbnum.formats import BINS, CHECKSUM
+from tbnum.log.schema import HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
 from tbnum.log.tensor_columns import DERIVED, combine, derive, group_by_module
 from tbnum.log.tensors import Head, HistogramTable, column_at, columns_at, histogram_at
 from tbnum.log.tensors_file import Session, TablePlace, TensorsFile, kept

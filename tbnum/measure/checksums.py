@@ -87,7 +87,9 @@ def _words(flat: Tensor) -> tuple[Tensor, Tensor | None]:
 def _weights(device: torch.device) -> Tensor:
     """(_BLOCK,) odd weights of the words in a block. Copied to a device once."""
     odd = _mixed(np.arange(_BLOCK, dtype=np.uint64)) | np.uint64(1)
-    return torch.from_numpy(odd.view(np.int64)).to(device)
+    weights = torch.from_numpy(odd.view(np.int64))
+    # From pinned memory a copy makes nobody wait.
+    return weights.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else weights.to(device)
 
 
 @cache

@@ -71,6 +71,7 @@ class Measurement:
     totals: list[Number]  # still multiplied by `divisor`, as all of it
     nonfinite: list[Number]  # gradients that hold NaN or inf
     divisor: Number = 1.0
+    by_clip: bool = False  # the norms are those that torch's clip computed
 
     def tensors(self) -> list[Tensor]:
         norms = [each.norms for each in self.norms]
@@ -120,21 +121,24 @@ class Rows:
     statistics: list[TensorStatistics]
     histograms: Histograms
     divisor: Number
+    checksums: Tensor | None = None  # one a tensor, int64
 
     def tensors(self) -> list[Tensor]:
         values = [each.values for each in self.statistics]
+        values += [] if self.checksums is None else [self.checksums]
         return values + self.histograms.tensors() + tensors_in([self.divisor])
 
 
 @dataclass(frozen=True)
 class Change:
-    """Norms and histograms of the parameters and of their change in a step."""
+    """Norms and histograms of the parameters and of their change in a step, checksums of what the step left."""
 
     norms: dict[str, list[TensorNorms]]
     histograms: dict[str, Histograms]
+    checksums: dict[str, Tensor]  # (P,) int64 each, of the parameters and of the optimizer's moments
 
     def tensors(self) -> list[Tensor]:
-        norms = [each.norms for norms in self.norms.values() for each in norms]
+        norms = [each.norms for norms in self.norms.values() for each in norms] + list(self.checksums.values())
         return norms + [tensor for histograms in self.histograms.values() for tensor in histograms.tensors()]
 
 

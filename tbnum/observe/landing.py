@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tbnum.formats import BINS
+from tbnum.formats import BINS, CHECKSUM
 from tbnum.measure.norms import TensorNorms, combine
 from tbnum.measure.statistics import STATISTICS
+from tbnum.measure.step_hash import BY_CLIP, BY_PASS
 from tbnum.observe.attempt import UNKNOWN, Attempt, Change, Histograms, Loss, Named, Outcome, Rows, Update
 from tbnum.observe.records import OptimizerRecord, Shares, StepRecord
 from tbnum.observe.shards import Parts
@@ -152,6 +153,8 @@ def _landed(one: Attempt, host: Transfer) -> OptimizerRecord:
             record.grad_norms = norms / divisor if divisor else np.full_like(norms, UNKNOWN)
         if one.before_is_lost:
             record.grad_norms = np.full_like(norms, UNKNOWN)
+        else:
+            record.norms_taken = BY_CLIP if before.by_clip else BY_PASS
         if layout is None:
             total = _ratio(combine(host.numbers(before.totals)), divisor)
             record.grad_norm = UNKNOWN if one.before_is_lost else total
@@ -213,6 +216,10 @@ def _take_rows(record: OptimizerRecord, one: Attempt, rows: Rows, host: Transfer
         values[np.asarray(one.places)[each.index]] = host.array(each.values)
     record.columns = dict(zip(STATISTICS, values.T, strict=True))
     record.columns["absmax"] = record.columns["absmax"] / (host.number(rows.divisor) or UNKNOWN)
+    if rows.checksums is not None:
+        sums = np.zeros(one.parameters, np.uint64)
+        sums[list(one.places)] = host.array(rows.checksums).view(np.uint64)
+        record.columns[CHECKSUM + "gradient"] = sums
     _take_histograms(record, "gradient", one.parameters, one.places, rows.histograms, host)
 
 
@@ -227,6 +234,8 @@ def _take_change(record: OptimizerRecord, one: Attempt, change: Change, host: Tr
     else:
         record.shares.param_norm = _share(record.columns["param_norm"], one.layout.parameters, all_places)
         record.shares.update_norm = _share(record.columns["update_norm"], one.layout.parameters, all_places)
+    for what, sums in change.checksums.items():
+        record.columns[CHECKSUM + what] = host.array(sums).view(np.uint64)
     for source, histograms in change.histograms.items():
         _take_histograms(record, source, one.parameters, all_places, histograms, host)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tbnum.measure.change import changes_of, copies_of
+from tbnum.measure.checksums import checksums as checksums_of
 from tbnum.measure.chunks import stored
 from tbnum.measure.norms import Taken, norms_of
 from tbnum.measure.statistics import statistics_of
@@ -35,8 +36,10 @@ class Meter:
         verify_interval: int,
         tensor_interval: int,
         histogram_interval: int,
+        checksums: bool,
     ) -> None:
         self._next_step = next_step
+        self._takes_checksums = checksums
         self.layouts = layouts
         self._verify_interval = verify_interval
         self._tensor_interval = tensor_interval
@@ -85,7 +88,7 @@ class Meter:
             copies = attempt.layout.gradients.copies
             pairs = zip(gradients, seen.places, strict=True)
             histograms = histograms.without([gradient for gradient, place in pairs if place in copies])
-        attempt.rows = Rows(statistics, histograms, divisor)
+        attempt.rows = Rows(statistics, histograms, divisor, checksums_of(gradients) if self._takes_checksums else None)
 
     def must_look_again(self, attempt: Attempt, gradients: Gradients) -> bool:
         """Whether what the optimizer gets takes a pass of its own."""
@@ -113,7 +116,11 @@ class Meter:
             for source, tensors in (("parameter", after), ("update", changes)):
                 copies = [tensors[place] for place in attempt.layout.parameters.copies]
                 histograms[source] = histograms[source].without(copies)
-        attempt.change = Change(norms, histograms)
+        kept: dict[str, list[Tensor | None]] = {"parameter": list(after)} if self._takes_checksums else {}
+        if self._takes_checksums:
+            kept |= moments_of(optimizer)
+        sums = {what: checksums_of(tensors) for what, tensors in kept.items()}
+        attempt.change = Change(norms, histograms, sums)
 
 
 def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = None) -> Measurement:
@@ -135,7 +142,19 @@ def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = Non
             # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
             suspects = [at for at, norm in zip(each.index, each.norms.tolist(), strict=True) if not math.isfinite(norm)]
             nonfinite.append(float(sum(not bool(torch.isfinite(stored(gradients[at])).all()) for at in suspects)))
-    return Measurement(norms, totals, nonfinite, divisor)
+    return Measurement(norms, totals, nonfinite, divisor, by_clip=by_torch is not None)
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> dict[str, list[Tensor | None]]:
+    """What the optimizer keeps of each parameter in its shape, by the name in its state; None where it has none."""
+    parameters = parameters_of(optimizer)
+    states = [optimizer.state.get(parameter) or {} for parameter in parameters]
+    found: dict[str, list[Tensor | None]] = {}
+    for at, (parameter, state) in enumerate(zip(parameters, states, strict=True)):
+        for name, value in state.items() if isinstance(state, Mapping) else ():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.numel() > 1:
+                found.setdefault(str(name), [None] * len(parameters))[at] = value
+    return found
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[Number]:

@@ -47,6 +47,7 @@ class OptimizerRecord:
     update_norm: float = UNKNOWN
     shares: Shares | None = None  # in place of the norms of the whole, where tensors are sharded
     grad_norms: np.ndarray | None = None  # (P,) float32, unscaled, before clipping
+    norms_taken: int = 0  # `measure.step_hash`'s BY_PASS or BY_CLIP; 0: they were not
     columns: dict[str, np.ndarray] = field(default_factory=dict)  # (P,) each; at an interval, or of a step that failed
     histograms: dict[str, np.ndarray] = field(
         default_factory=dict

@@ -47,6 +47,7 @@ class StepObserver:
         verify_interval: int,
         tensor_interval: int,
         histogram_interval: int,
+        checksums: bool,
         layouts: Layouts,
     ) -> None:
         assembly = Assembly(on_step, on_observation, on_close)
@@ -57,6 +58,7 @@ class StepObserver:
             verify_interval=verify_interval,
             tensor_interval=tensor_interval,
             histogram_interval=histogram_interval,
+            checksums=checksums,
         )
         self._loop = Loop(optimizers, scaler, own_scale, assembly, meter)
         self._loop.on_observation, self._loop.on_first_step = on_observation, on_first_step

@@ -1,0 +1,159 @@
+"""Step hashes and checksums of real trainings: the same for the same training, others from where it differs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tbnum
+from tbnum.measure.checksums import checksums
+
+STEPS = 40
+
+Change = Callable[[int, nn.Module, torch.optim.Optimizer], None]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 16)
+        self.block = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 4)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.dropout(torch.tanh(self.block(torch.tanh(self.embed(x))))))
+
+
+def nothing(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    pass
+
+
+def train(
+    folder: Path,
+    *,
+    before_forward: Change = nothing,
+    before_step: Change = nothing,
+    clip: bool = True,
+    steps: int = STEPS,
+    **options: object,
+) -> tbnum.Run:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = torch.randn(steps, 32, 8)
+    with tbnum.wrap(optimizer, model=model, logdir=folder, verbose=False, **options):  # type: ignore[arg-type]
+        for step in range(steps):
+            before_forward(step, model, optimizer)
+            model(data[step]).square().mean().backward()
+            before_step(step, model, optimizer)
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    return tbnum.read(folder)["."]
+
+
+def one_gradient_element(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if step == 20:
+        gradient = model.block.weight.grad  # type: ignore[union-attr]
+        gradient.view(-1)[7].copy_(torch.nextafter(gradient.view(-1)[7], torch.tensor(9.0)))
+
+
+def dropouts_seed(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if step == 20:
+        torch.manual_seed(99)
+
+
+def eps(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if step == 20:
+        optimizer.param_groups[0]["eps"] = 1e-7
+
+
+def learning_rate(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if step == 20:
+        optimizer.param_groups[0]["lr"] += 1e-9
+
+
+def test_the_same_training_is_the_same_bits_at_every_checksummed_step(tmp_path: Path) -> None:
+    runs = [train(tmp_path / name, tensor_interval=10) for name in "ab"]
+    found = tbnum.diff(*runs)
+    assert found.same and found.same_bits_until == 30, found
+    hashes = runs[0].steps["step_hash"]
+    assert (hashes != 0).all() and len(set(hashes.tolist())) == STEPS
+    assert list(runs[0].checksums) == ["exp_avg", "exp_avg_sq", "gradient", "parameter"]
+
+
+def _name(value: object) -> str | None:
+    return getattr(value, "__name__", None)
+
+
+FAULTS = [
+    ("before_step", one_gradient_element, "backward", ("block.weight",)),
+    ("before_forward", dropouts_seed, "forward", None),
+    ("before_step", eps, "optimizer", None),
+    ("before_step", learning_rate, "optimizer", None),
+]
+
+
+@pytest.mark.parametrize(("where", "fault", "stage", "tensors"), FAULTS, ids=_name)
+def test_with_checksums_at_every_step_the_step_and_its_stage_are_named(
+    where: str, fault: Change, stage: str, tensors: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    clean = train(tmp_path / "clean", tensor_interval=1)
+    faulty = train(tmp_path / "faulty", tensor_interval=1, **{where: fault})  # type: ignore[arg-type]
+    found = tbnum.diff(clean, faulty)
+    assert (found.first_step, found.same_bits_until, found.bits_apart_at, found.stage) == (20, 19, 20, stage), found
+    assert tensors is None or found.tensors == tensors
+    assert found.begun_in == (tensors[0] if tensors else None)
+
+
+def one_larger_gradient(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if step == 20:
+        model.block.weight.grad.view(-1)[7].mul_(1.5)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("where", "fault"), [("before_step", one_larger_gradient), *(each[:2] for each in FAULTS[1:])], ids=_name
+)
+def test_with_checksums_now_and_then_it_is_bracketed_and_no_stage_claimed(
+    where: str, fault: Change, tmp_path: Path
+) -> None:
+    clean = train(tmp_path / "clean", tensor_interval=15)
+    faulty = train(tmp_path / "faulty", tensor_interval=15, **{where: fault})  # type: ignore[arg-type]
+    found = tbnum.diff(clean, faulty)
+    assert (found.same_bits_until, found.bits_apart_at, found.stage) == (15, 30, None), found
+    assert found.first_step is not None and 20 <= found.first_step <= 30
+
+
+def test_checksums_are_of_the_gradients_before_clipping_and_of_what_the_step_left(tmp_path: Path) -> None:
+    seen: dict[str, list[int]] = {"gradient": [], "before": []}
+
+    def look(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        seen["gradient"].append(int(checksums([model.block.weight.grad])[0]))  # type: ignore[union-attr, list-item]
+
+    def look_before(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        seen["before"].append(int(checksums([model.block.weight])[0]))  # type: ignore[union-attr, list-item]
+
+    run = train(tmp_path, tensor_interval=1, before_step=look, before_forward=look_before, steps=6)
+    for what, shift in (("gradient", 0), ("parameter", 1)):
+        steps, names, values = run.checksums[what]
+        at = names.index("block.weight")
+        told = np.array(seen["gradient" if what == "gradient" else "before"], np.int64).view(np.uint64)[shift:]
+        assert values[: len(told), at].tolist() == told.tolist() and steps.tolist() == list(range(6))
+
+
+def test_checksums_can_be_switched_off(tmp_path: Path) -> None:
+    run = train(tmp_path, tensor_interval=10, checksums=False)
+    assert run.checksums == {} and "param_norm" in run.tensors and (run.steps["step_hash"] != 0).all()
+
+
+def test_hashes_of_norms_that_the_clip_took_are_not_compared_with_others(tmp_path: Path) -> None:
+    clipped, plain = train(tmp_path / "a", steps=3), train(tmp_path / "b", steps=3, clip=False)
+    ways = [set((run.steps["step_hash"] & np.uint64(3)).tolist()) for run in (clipped, plain)]
+    assert ways == [{2}, {1}]
