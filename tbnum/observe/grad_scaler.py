@@ -6,6 +6,7 @@ and so do its pickles. Who defines such a class while a monitor lives has its me
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -87,7 +88,7 @@ def _outermost(name: str, stand_in: Callable[..., Any]) -> Callable[[Callable[..
         @functools.wraps(original)
         def method(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             key = (id(scaler), name)
-            if key in _thread.inside or not _seam.observers() or not scaler._enabled:
+            if key in _thread.inside or not _seam.observers() or not getattr(scaler, "_enabled", False):
                 return original(scaler, *args, **kwargs)
             _thread.inside.add(key)
             try:
@@ -169,9 +170,15 @@ _STAND_INS = {
 
 @torch.compiler.disable
 def _remember_all(scaler: Any, outputs: Any, scaled: Any) -> None:
+    """A loss that cannot be read (inside of vmap, or where shapes alone are computed) is none to remember."""
+    with contextlib.suppress(Exception):
+        _remember(scaler, outputs, scaled)
+
+
+def _remember(scaler: Any, outputs: Any, scaled: Any) -> None:
     if isinstance(outputs, Tensor):
         if isinstance(scaled, Tensor):
             remember(scaler, outputs, scaled)
     elif isinstance(outputs, (list, tuple)):
         for output, its_scaled in zip(outputs, scaled, strict=True):
-            _remember_all(scaler, output, its_scaled)
+            _remember(scaler, output, its_scaled)

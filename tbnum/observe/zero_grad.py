@@ -28,7 +28,7 @@ def observe_zero_grad(observer: StepObserver, optimizers: Iterable[torch.optim.O
 
 
 def _places() -> Iterator[Place]:
-    for kind in _classes:
+    for kind in list(_classes):  # another thread may be wrapping an optimizer of another class
         yield Place(kind, _NAME, _seen_of_optimizer)
     yield Place(nn.Module, _NAME, _seen_of_module)
 
