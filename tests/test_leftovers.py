@@ -157,3 +157,37 @@ def test_an_optimizer_that_made_the_nan_is_named_between_two_measurements_too(tm
     assert (update.data["after_step"], update.data["by_step"]) == (10, 13)
     causes = {event.cause for event in run.events if event.kind == "nonfinite_step"}
     assert causes == {"nonfinite_parameters"}
+
+
+def discarded(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(model)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("loop", "there"), [(discarded, True), (accumulated, False), (correct, False)])
+def test_gradients_that_are_thrown_away_before_each_step_are_an_information(loop: Loop, there: bool, tmp_path: Path):
+    told(tmp_path, loop)
+    (run,) = tbnum.read(tmp_path).values()
+    found = {finding.rule: finding.severity for finding in run.findings}
+    assert found.get("gradients_discarded") == ("info" if there else None)
+
+
+def test_a_discriminator_that_a_generator_trains_through_throws_nothing_away(tmp_path: Path):
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(2, 3), nn.Linear(3, 1)
+    optimizers = {
+        "g": torch.optim.SGD(generator.parameters(), lr=1e-3),
+        "c": torch.optim.SGD(critic.parameters(), lr=1e-3),
+    }
+    with tbnum.wrap(optimizers, model={"g": generator, "c": critic}, logdir=tmp_path):
+        for _ in range(30):
+            optimizers["c"].zero_grad()
+            (critic(torch.randn(4, 3)).mean() - critic(generator(torch.randn(4, 2)).detach()).mean()).backward()
+            optimizers["c"].step()
+            optimizers["g"].zero_grad()
+            critic(generator(torch.randn(4, 2))).mean().backward()
+            optimizers["g"].step()
+    (run,) = tbnum.read(tmp_path).values()
+    assert "gradients_discarded" not in {event.kind for event in run.events}

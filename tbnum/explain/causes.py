@@ -87,6 +87,8 @@ def explained_skip(event: Known, skip: Skip, later: Later | None) -> Event:
 def _severity(case: Case) -> str:
     if case.skip.cause == "scale_warmup" and case.facts.loss_scale >= EXTREME_SCALE:
         return "warning"
+    if case.skip.cause == "dropped_by_loop" and (case.facts.loss_nonfinite or case.facts.nonfinite_tensors > 0):
+        return "warning"
     return "info" if _at_edge(case) else CAUSE[case.skip.cause].severity
 
 

@@ -110,7 +110,7 @@ def _over_nothing(view: RunView) -> np.ndarray:
     counts = columns_named(view.steps, "nonfinite_tensors")
     if not len(rows) or not counts:
         return np.empty(0, np.int64)
-    finite = np.isnan(view.steps["loss"][rows])
+    finite = np.isnan(view.steps["loss"][rows]) & ~view.skipped[rows]
     for _, values in counts:
         finite &= ~(values[rows] > 0)
     finite &= np.logical_or.reduce([values[rows] == 0 for _, values in counts])

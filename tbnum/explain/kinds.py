@@ -217,6 +217,11 @@ def _buffers(seen: Occurrence) -> int:
     return int(count) if count >= 1 else 1
 
 
+def _backwards(seen: Occurrence) -> str:
+    count = as_float(seen.event.data.get("backwards"))
+    return count_text(int(count), "backward") if count >= 1 else "some backwards"
+
+
 def _named(seen: Occurrence) -> str:
     names = seen.event.data.get("names")
     names = list(map(str, names)) if isinstance(names, (list, tuple)) else []
@@ -455,13 +460,14 @@ KINDS: dict[str, Kind] = {
         title="Gradients were not set to zero",
     ),
     "gradients_discarded": Kind(
-        "warning",
+        "info",
         lambda seen: (
-            f"Gradients were set to zero{at_place(seen.event)} between the backward passes of one update: "
-            "only the last ones reach the optimizer."
+            f"The gradients of {_backwards(seen)} were thrown away{at_place(seen.event)} before each step of "
+            f"{seen.event.optimizer or 'the optimizer'}: only the last ones reach it."
         ),
-        "Call zero_grad() only where the optimizer steps, not for each micro-batch.",
-        title="Gradients were discarded within the accumulation",
+        "Fine for adversarial inputs, or where a first backward only probes. In an accumulation call zero_grad() only "
+        "where the optimizer steps, not for each micro-batch.",
+        title="Gradients are thrown away before each step",
     ),
     "step_without_backward": Kind(
         "warning",

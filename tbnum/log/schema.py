@@ -369,7 +369,7 @@ EVENT_KINDS: dict[str, str] = {
     "nonfinite_update": "an update whose gradients were finite made the parameters non-finite",
     "nonfinite_buffers": "buffers of the model, such as BatchNorm's running statistics, hold NaN or inf",
     "gradients_not_zeroed": "an attempt began with the gradients that the last update had used",
-    "gradients_discarded": "gradients were set to zero between the backward passes of one update",
+    "gradients_discarded": "gradients were thrown away before each of some steps",
     "step_without_backward": "the optimizer stepped again on the gradients of its last step",
     "loss_spike": "the loss left what was usual",
     "grad_norm_spike": "the gradient norm left what was usual",

@@ -25,6 +25,7 @@ from tbnum.observe.watcher import Watcher
 __all__ = ["Loop"]
 
 STRANGERS = 8  # backwards in another thread after which it is taken to be another loop's
+MANY_DISCARDING = 8  # steps in a row, before each of which gradients were thrown away
 MANY_UNUSED = 50  # backwards that no step used, after which that is reported
 
 
@@ -152,11 +153,21 @@ class Loop(Watcher):
 
     def finishes(self, track: Track, attempt: Attempt) -> None:
         track.endings.append(False)
+        self._counts_discarded(track)
         track.sides, track.usual_sides = 0, track.sides
         track.unused_backwards, track.never_stepped = 0, False
         for loss in attempt.backwards:
             loss.used_by.add(track.name)
         self._joins(track, attempt)
+
+    def _counts_discarded(self, track: Track) -> None:
+        """Backwards whose gradients went unused before each of some steps in a row are reported once."""
+        discarded = [loss for loss in track.discarded if not loss.used_by - {track.name}]
+        track.discarded = []
+        track.discarding = track.discarding + 1 if discarded else 0
+        if track.discarding == MANY_DISCARDING:
+            data = {"backwards": len(discarded), "where": users_line()}
+            self.report_once("gradients_discarded", data, track)
 
     def _joins(self, track: Track, attempt: Attempt) -> None:
         self.assembly.add(track.name, attempt)
@@ -169,6 +180,7 @@ class Loop(Watcher):
         if verdict is False:
             attempt.outcome = Outcome.ON_THE_SIDE
             track.sides += 1
+            track.discarded += attempt.backwards
             if attempt.before.known_nonfinite:
                 self.report_once("nonfinite_discarded", {"where": users_line()}, track)
             return

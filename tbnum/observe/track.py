@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tbnum.observe.attempt import Attempt, Outcome
+from tbnum.observe.attempt import Attempt, Loss, Outcome
 from tbnum.observe.leftovers import Leftovers
 
 __all__ = ["TABLE", "Move", "Phase", "Signal", "Track", "moves"]
@@ -133,6 +133,8 @@ class Track:
         self.clips_after_unscale = False
         self.sides = 0  # attempts on the side since the last that counted
         self.usual_sides = 0  # likewise, before the last step
+        self.discarded: list[Loss] = []  # whose gradients were thrown away since the last step
+        self.discarding = 0  # steps in a row before which some were
         self.unused_backwards = 0
         self.never_stepped = True
         self.endings: deque[bool] = deque(maxlen=REMEMBERED)  # of late attempts: given up by the loop after a look
