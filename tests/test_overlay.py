@@ -12,6 +12,7 @@ from tbnum.explain.repeats import setting
 from tbnum.log.tensors import TensorTable
 from tensorboard_plugin_tbnum import runs
 from tensorboard_plugin_tbnum.overlay import ALIGNMENTS, Member, aligned, together
+from tensorboard_plugin_tbnum.pauses import pauses
 from tests.recorded import META, START, record
 from tests.routes import Panel
 
@@ -123,7 +124,10 @@ def panel(tmp_path: Path) -> Panel:
 def test_a_line_of_one_run_has_its_values(panel):
     header, arrays = panel.binary("overlay", line=lines(["seed1"]), columns="loss,skipped,nothing")
     (line,) = header["lines"]
-    assert line == {"runs": ["seed1"], "missing": [], "first": 0, "last": 99, "size": 1, "from": 0, "to": 99}
+    assert line == {"runs": ["seed1"], "missing": [], "first": 0, "last": 99, "ends": [99], "size": 1} | {
+        "from": 0,
+        "to": 99,
+    }
     assert header["x"] == "step"
     assert arrays["0/x"].tolist() == list(range(100))
     assert arrays["0/loss/mean"].tolist() == arrays["0/loss/last"].tolist() == [step + 10.0 for step in range(100)]
@@ -211,3 +215,13 @@ def test_findings_are_counted_by_severity_once_they_were_asked_for(panel):
     (row,) = [row for row in panel.json("runs")["runs"] if row["run"] == "skipping"]
     assert sum(row["findings"].values()) == len(found)
     assert row["findings"].get("warning", 0) == sum(each["severity"] == "warning" for each in found)
+
+
+def test_a_pause_is_where_nothing_closed_for_long_and_time_goes_on_without_it() -> None:
+    wall = np.concatenate([np.arange(100.0), 86_400.0 + np.arange(100.0)])
+    before, seconds = pauses(wall)
+    assert before.tolist() == [99] and seconds.tolist() == [86_301.0 - 1.0]
+    milliseconds = ALIGNMENTS["time"]({"wall_time": wall})
+    assert (np.diff(milliseconds) == 1000).all()
+    assert not len(pauses(np.arange(50) * 3600.0)[0]), "steps that take an hour each are no pauses"
+    assert not len(pauses(np.full(3, np.nan))[0]) and not len(pauses(np.empty(0))[0])

@@ -489,7 +489,7 @@ def test_run_names_are_text(tmp_path, name):
 
 ROUTES = [
     *("run", "series", "nonfinite", "events", "step"),
-    *("tensors", "heatmap", "tensor", "histogram", "ridge", "findings", "settings", "export"),
+    *("tensors", "heatmap", "tensor", "histogram", "ridge", "findings", "health", "led", "settings", "export"),
 ]
 
 
@@ -578,6 +578,8 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("histogram", {"run": RUN}),
     ("ridge", {"run": RUN}),
     ("findings", {"run": RUN}),
+    ("health", {"run": RUN}),
+    ("led", {"run": RUN, "step": 40}),
     ("settings", {"run": RUN}),
     ("overlay", {"line": json.dumps([RUN]), "columns": "loss"}),
     ("overlay", {"line": json.dumps([RUN]), "columns": "loss", "x": "updates"}),

@@ -8,23 +8,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tbnum.explain import what_led_here
 from tbnum.explain.summary import group_events, worth_reading
 from tbnum.log.reader import Totals
 from tbnum.log.schema import STEP_HASH, Event
 from tensorboard_plugin_tbnum import decimate
 from tensorboard_plugin_tbnum.derived import column_of, derived_names, is_of_ranks, of_ranks, rank_names
+from tensorboard_plugin_tbnum.pauses import pauses
 from tensorboard_plugin_tbnum.snapshots import Listing, Row, Snapshot
 from tensorboard_plugin_tbnum.tables import Answer, NotFound
 from tensorboard_plugin_tbnum.told import Told
 
 __all__ = [
+    "apart_impl",
     "events_impl",
     "findings_impl",
+    "health_impl",
+    "led_impl",
     "nonfinite_impl",
     "pack",
     "plain",
@@ -77,9 +83,24 @@ def run_impl(snapshot: Snapshot) -> dict[str, Any]:
         "steps": len(snapshot.steps["step"]),
         "columns": [name for name in snapshot.steps if name != STEP_HASH.name],  # a hash has no curve
         "derived": [*derived_names(snapshot.steps), *rank_names(snapshot.steps, snapshot.meta)],
+        "unknown": _unknown(snapshot.steps),
+        "pauses": _pauses(snapshot.steps),
         "meta": plain(snapshot.meta),
         "problems": list(snapshot.problems),
     }
+
+
+def _unknown(steps: Mapping[str, np.ndarray]) -> list[str]:
+    """Columns without a single known value: a loss scale where there is no scaler."""
+    floats = {name: values for name, values in steps.items() if values.dtype.kind == "f"}
+    few = {name: values for name, values in floats.items() if not np.isfinite(values[-100:]).any()}  # mostly none
+    return [name for name, values in few.items() if np.isnan(values).all()]
+
+
+def _pauses(steps: Mapping[str, np.ndarray]) -> list[tuple[int, float]]:
+    """The step before each pause, and how many seconds it took."""
+    before, seconds = pauses(steps["wall_time"])
+    return list(zip(steps["step"][before].tolist(), seconds.tolist(), strict=True))
 
 
 def series_impl(
@@ -187,6 +208,68 @@ def findings_impl(snapshot: Snapshot) -> dict[str, Any]:
             for row, group in zip(rows, shown, strict=True)
         ],
         "groups_total": len(groups),
+    }
+
+
+def health_impl(snapshot: Snapshot) -> dict[str, Any]:
+    """How a run does, in a few numbers: what a list of runs has room for."""
+    steps, events = snapshot.steps, snapshot.events
+    findings = Counter(finding.severity for finding in snapshot.findings)
+    told = {*findings, *(event.severity for event in events)} - {"info"}
+    losses = steps.get("loss")
+    nonfinite = (
+        decimate.nonfinite(losses, 0, len(losses), decimate.measured("loss", steps)) if losses is not None else ()
+    )
+    return {
+        "run": snapshot.run,
+        "worst": next((severity for severity in ("error", "warning") if severity in told), None),
+        "findings": dict(findings),
+        "spikes": len({event.step for event in events if event.kind.endswith("_spike")}),
+        "skipped": int(steps["skipped"].sum()) if "skipped" in steps else None,
+        "clipped": _clipped_share(snapshot),
+        "nonfinite": len(nonfinite),
+    }
+
+
+def _clipped_share(snapshot: Snapshot) -> float | None:
+    """Of the updates of all optimizers of which it is known."""
+    names = [name for name in derived_names(snapshot.steps) if name.rpartition("/")[2] == "clipped"]
+    known = [values[np.isfinite(values)] for values in (_column(snapshot, name) for name in names)]
+    clipped = np.concatenate(known) if known else np.empty(0)
+    return float(clipped.mean()) if len(clipped) else None
+
+
+def apart_impl(one: Snapshot, other: Snapshot) -> dict[str, Any]:
+    """At which step two runs part, bit for bit, in what both recorded at the steps that they share.
+
+    Costs about 5 ms a column of a million steps.
+    """
+    _, at, beside = np.intersect1d(one.steps["step"], other.steps["step"], assume_unique=True, return_indices=True)
+    apart: list[tuple[str, int]] = []
+    for name in one.steps.keys() & other.steps.keys() - {"step", "wall_time"}:
+        first, second = one.steps[name][at], other.steps[name][beside]
+        differ = first != second
+        if first.dtype.kind == "f":
+            differ &= ~(np.isnan(first) | np.isnan(second))  # what one of them does not know is no difference
+        if name == "step_hash":
+            differ &= (first != 0) & (second != 0)  # 0 is unknown
+        if differ.any():
+            apart.append((name, int(one.steps["step"][at[np.argmax(differ)]])))
+    apart.sort(key=lambda pair: (pair[1], pair[0]))
+    return {"shared_steps": len(at), "first_step": apart[0][1] if apart else None, "columns": apart}
+
+
+def led_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:
+    """What left its usual in the steps before `step`."""
+    try:
+        found = dataclasses.asdict(what_led_here(snapshot, step))
+    except ValueError as error:
+        raise NotFound(str(error)) from error
+    return {
+        **found,
+        "quantities": [
+            {**one, "steps": list(one["steps"]), "values": list(one["values"])} for one in found["quantities"]
+        ],
     }
 
 

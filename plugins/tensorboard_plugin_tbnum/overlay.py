@@ -22,6 +22,7 @@ from tensorboard_plugin_tbnum.decimate import (
     wide_columns,
 )
 from tensorboard_plugin_tbnum.derived import column_of
+from tensorboard_plugin_tbnum.pauses import pauses
 from tensorboard_plugin_tbnum.runs import Snapshot, UnknownRun
 
 __all__ = ["ALIGNMENTS", "Member", "Together", "aligned", "overlay_impl", "together"]
@@ -66,12 +67,14 @@ def _steps(columns: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _milliseconds(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Since the first step. A clock that was set back stands still, and so does one that is unknown."""
+    """Since the first step, pauses left out. A clock that is unknown or was set back stands still."""
     wall = columns["wall_time"]
     if not len(wall):
         return np.empty(0, np.int64)
     start = wall[np.argmax(np.isfinite(wall))]
     since = np.where(np.isfinite(wall), (wall - start) * 1000.0, 0.0)
+    for before, seconds in zip(*pauses(wall), strict=True):
+        since[before + 1 :] -= seconds * 1000.0
     return np.maximum.accumulate(np.clip(since, 0.0, 2.0**52).round()).astype(np.int64)
 
 
@@ -174,6 +177,7 @@ def overlay_impl(
                 "missing": missing,
                 "first": min((int(x[0]) for x in some), default=None),
                 "last": max((int(x[-1]) for x in some), default=None),
+                "ends": [int(x[-1]) for x in some],
                 "size": size,
                 "from": int(bounds[0]),
                 "to": int(bounds[-1]) - 1,

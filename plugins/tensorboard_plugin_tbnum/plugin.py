@@ -5,7 +5,9 @@ What they promise stands in `http_api.md`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +20,7 @@ from tbnum import export
 from tbnum.explain import explain_run, findings
 from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL
 from tbnum.log.tags import checked_mapping
-from tensorboard_plugin_tbnum import impl, tables
+from tensorboard_plugin_tbnum import decimate, impl, tables
 from tensorboard_plugin_tbnum.derived import is_of_ranks
 from tensorboard_plugin_tbnum.http import (
     BINARY,
@@ -115,11 +117,14 @@ class TbnumPlugin(base_plugin.TBPlugin):
             "/histogram": self._serve_histogram,
             "/ridge": self._serve_ridge,
             "/findings": self._serve_findings,
+            "/apart": self._serve_apart,
+            "/health": self._serve_health,
+            "/led": self._serve_led,
             "/settings": self._serve_settings,
             "/export": self._serve_export,
             "/static/*": self._serve_static,
         }
-        long = ("/events", "/step", "/findings", "/export")
+        long = ("/events", "/step", "/findings", "/health", "/led", "/export")
         return {path: application(route if path in long else self._quick(route)) for path, route in routes.items()}
 
     def _quick(self, route: Route) -> Route:
@@ -226,6 +231,20 @@ class TbnumPlugin(base_plugin.TBPlugin):
     def _serve_findings(self, request: wrappers.Request) -> wrappers.Response:
         return self._json(request, self._snapshot(request, findings=True), impl.findings_impl)
 
+    def _serve_apart(self, request: wrappers.Request) -> wrappers.Response:
+        one, other = (self._runs.snapshot(text(request, name)) for name in ("a", "b"))
+        tag = etag("apart", one.version, other.version)
+        return answer(request, JSON, tag, lambda: to_json(impl.apart_impl(one, other)))
+
+    def _serve_health(self, request: wrappers.Request) -> wrappers.Response:
+        return self._json(request, self._snapshot(request, findings=True), impl.health_impl)
+
+    def _serve_led(self, request: wrappers.Request) -> wrappers.Response:
+        step = integer(request, "step")
+        if step is None:
+            raise Malformed("step is missing; give the number of a step, as in step=1200")
+        return self._json(request, self._snapshot(request, tensors=True), impl.led_impl, step)
+
     def _serve_settings(self, request: wrappers.Request) -> wrappers.Response:
         name = text(request, "run")
         settings = impl.settings_impl(self._runs.sessions(name))
@@ -238,7 +257,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
         if (what, form) not in EXPORTS:
             known = ", ".join(f"what={what}&format={form}" for what, form in EXPORTS)
             raise Malformed(f"what={what[:40]!r} and format={form[:40]!r} are not among {known}")
-        snapshot = self._snapshot(request, events=what == "events")
+        snapshot = _within(self._snapshot(request, events=what == "events"), *interval(request))
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", snapshot.run).strip("._") or "run"
         return wrappers.Response(
             (piece.encode("utf-8", "surrogatepass") for piece in EXPORTS[what, form](snapshot)),
@@ -286,6 +305,20 @@ class TbnumPlugin(base_plugin.TBPlugin):
         """As `_json`, in the binary layout."""
         tag = etag(snapshot.version, compute.__name__, question)
         return answer(request, BINARY, tag, lambda: pack(*compute(snapshot, *question)))
+
+
+def _within(snapshot: Snapshot, first: int | None, last: int | None) -> Snapshot:
+    """Steps and events from `first` to `last`, inclusive (None: open)."""
+    if first is None and last is None:
+        return snapshot
+    lo, hi = decimate.interval(snapshot.steps["step"], first, last)
+    kept = slice(lo, hi)
+    low, high = (-math.inf if first is None else first), (math.inf if last is None else last)
+    return dataclasses.replace(
+        snapshot,
+        steps={name: values[kept] for name, values in snapshot.steps.items()},
+        events=[event for event in snapshot.events if low <= event.step <= high],
+    )
 
 
 def _histogram(request: wrappers.Request) -> tuple[str, str]:

@@ -84,6 +84,11 @@ class Snapshot:
     def name(self) -> str:
         return self.run
 
+    @property
+    def raw_events(self) -> Sequence[Event]:
+        """As rules read a record."""
+        return self.events
+
 
 @dataclass(frozen=True)
 class Recorded:

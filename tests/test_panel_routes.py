@@ -1,0 +1,77 @@
+"""The routes that tell how a run does, what led to a step, where two runs part, and the files of what is in view."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tbnum.explain import what_led_here
+from tbnum.log.reader import Run
+from tensorboard_plugin_tbnum import runs
+from tests.recorded import record, skip
+from tests.routes import Panel
+
+NAN = float("nan")
+UNSCALED = {step: {"loss_scale": NAN, "growth_tracker": NAN} for step in range(100)}
+SPIKE = {step: {"loss": 900.0, "grad_norm": 400.0} for step in (60, 61)}
+
+
+@pytest.fixture
+def panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Panel:
+    monkeypatch.setattr(runs.RunTable, "start", runs.RunTable.scan)
+    clipping = {step: {"clip_coef": 0.5 if step % 4 == 0 else 1.0} for step in range(100)}
+    skipped = {"skipped": True, "loss": NAN, "clip_coef": NAN}
+    record(tmp_path / "scaled", range(100), {**clipping, 20: skipped}, events=[skip(20)])
+    record(tmp_path / "plain", range(100), {step: {**UNSCALED[step], **SPIKE.get(step, {})} for step in range(100)})
+    record(tmp_path / "twin", range(50, 120), {70: {"lr": 0.5}, 80: {"grad_norm": 7.0}})
+    record(tmp_path / "later", range(500, 510))
+    return Panel(tmp_path)
+
+
+def test_columns_without_a_value_are_named(panel: Panel) -> None:
+    assert {"loss_scale", "growth_tracker"} <= set(panel.json("run", run="plain")["unknown"])
+    assert not {"loss_scale", "loss", "step"} & set(panel.json("run", run="scaled")["unknown"])
+
+
+def test_how_a_run_does_is_what_its_record_and_its_findings_say(panel: Panel, tmp_path: Path) -> None:
+    health = panel.json("health", run="scaled")
+    run = Run(tmp_path / "scaled")
+    clipped = run.steps["clip_coef"][np.isfinite(run.steps["clip_coef"])] < 1
+    assert health["skipped"] == 1 and health["clipped"] == pytest.approx(clipped.mean())
+    assert sum(health["findings"].values()) == len(panel.json("findings", run="scaled")["findings"])
+    events = panel.json("events", run="plain")["events"]
+    spikes = {event["step"] for event in events if event["kind"].endswith("_spike")}
+    plain = panel.json("health", run="plain")
+    assert (plain["spikes"], plain["skipped"], plain["nonfinite"]) == (len(spikes), 0, 0)
+    assert plain["worst"] in ("error", "warning", None)
+
+
+def test_what_led_to_a_step_is_what_the_package_answers(panel: Panel, tmp_path: Path) -> None:
+    told = panel.json("led", run="plain", step=61)
+    expected = what_led_here(Run(tmp_path / "plain"), 61)
+    assert [one["name"] for one in told["quantities"]] == [one.name for one in expected.quantities]
+    assert told["first_step"] == expected.first_step and told["not_recorded"] == list(expected.not_recorded)
+    assert "no step before" in panel.refused(404, "led", run="plain", step=0)
+    assert "step is missing" in panel.refused(400, "led", run="plain")
+
+
+def test_two_runs_part_at_the_first_step_at_which_any_column_differs(panel: Panel) -> None:
+    apart = panel.json("apart", a="scaled", b="twin")
+    assert apart["shared_steps"] == 50 and apart["first_step"] == 70
+    assert [pair for pair in apart["columns"] if pair[0] in ("lr", "grad_norm")] == [["lr", 70], ["grad_norm", 80]]
+    same = panel.json("apart", a="twin", b="twin")
+    assert (same["shared_steps"], same["first_step"], same["columns"]) == (70, None, [])
+    assert panel.json("apart", a="scaled", b="later")["shared_steps"] == 0
+    assert "gone" in panel.refused(404, "apart", a="scaled", b="gone")
+
+
+def test_files_of_a_view_hold_its_steps_and_no_others(panel: Panel) -> None:
+    text = panel.get("export", run="scaled", what="steps", format="csv", from_=18, to=22).get_data(as_text=True)
+    assert [row["step"] for row in csv.DictReader(io.StringIO(text))] == ["18", "19", "20", "21", "22"]
+    events = panel.get("export", run="scaled", what="events", format="csv", from_=21).get_data(as_text=True)
+    assert "skip" not in events
+    assert "is greater" in panel.refused(400, "export", run="scaled", from_=9, to=3)
