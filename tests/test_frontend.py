@@ -53,7 +53,7 @@ def test_what_is_written_is_built_into_one_file_and_one_for_each_module_that_is_
     used = sorted(source for each in parts.values() for source in each)
     assert used == sorted([*modules, "../node_modules/uplot/dist/uPlot.esm.js"]), "each once, and none is left over"
     later = {name for name in parts if name not in (*first, "index.js")}
-    opened = {"figure", "findings", "overlay", "runs", "tensorsdock", "values"}
+    opened = {"figure", "findings", "ledhere", "overlay", "runs", "tensorsdock", "values"}
     assert {name.partition("-")[0] for name in later} == opened
     if shutil.which("node") is None:
         pytest.skip("Node.js")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ class Recording:
     `first_scale` overflows until it has come down to `held_scale`; it grows every `growth_interval` steps, and
     overflows whenever it is above `held_scale`. Steps in `bad` overflow at any scale, with a loss spike; steps in
     `nan_loss` have a loss and gradients of NaN (and no skip, as without a scaler). The loss falls to `floor`, and is
-    unknown with `no_loss`; `meta` is what the run tells of itself beside that.
+    unknown with `no_loss`; without a `scaler` no scale is known; after a step of `pauses` nothing happens for so many
+    seconds; `meta` is what the run tells of itself beside that.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Recording:
         bad: Iterable[int] = (),
         nan_loss: Iterable[int] = (),
         no_loss: bool = False,
+        scaler: bool = True,
+        pauses: Mapping[int, float] = MappingProxyType({}),
         seconds_per_step: float = 0.25,
         start: float = START,
         length: int = 1000,
@@ -54,6 +58,9 @@ class Recording:
         self.bad = frozenset(bad)
         self.nan_loss = frozenset(nan_loss)
         self.no_loss = no_loss
+        self.scaler = scaler
+        self.pauses = dict(pauses)
+        self.paused = 0.0
         self.seconds_per_step = seconds_per_step
         self.start = start
         self.length = length
@@ -84,7 +91,8 @@ class Recording:
             self._advance_one()
 
     def _advance_one(self) -> None:
-        step, at = self.step, self.start + self.step * self.seconds_per_step
+        step, at = self.step, self.start + self.step * self.seconds_per_step + self.paused
+        self.paused += self.pauses.get(step, 0.0)
         scale, overflow = self.scale, self.scale > self.held_scale or self.step in self.bad
         loss = self._loss(step)
         norm = 0.35 + 2.2 * math.exp(-5 * step / self.length) + abs(self._random.gauss(0, 0.22))
@@ -99,8 +107,8 @@ class Recording:
             "wall_time": at,
             "loss": nan if self.no_loss else loss,
             "micro_batches": 0.0 if self.no_loss else 1.0,
-            "loss_scale": scale,
-            "growth_tracker": float(self.since_change),
+            "loss_scale": scale if self.scaler else nan,
+            "growth_tracker": float(self.since_change) if self.scaler else nan,
             "grad_norm": math.inf if overflow else norm,
             "grad_norm_clipped": nan if overflow else clipped,
             "clip_coef": nan if overflow else clipped / norm,

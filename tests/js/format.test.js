@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import {
   formatAge, formatCompact, formatCount, formatElapsed, formatNumber, formatScale, formatScaleShort, formatShare,
-  linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, statusOf, stepLabels, timeLabels, timeTicks, typeset,
+  linearLabels, linearTicks, log10Labels, log10Ticks, log2Labels, log2Ticks, statusOf, stepLabels, timeLabels, timeTicks, typeset, parseCount,
 } from "../../plugins/tensorboard_plugin_tbnum/frontend/format.ts";
 
 test("an unknown value is a dash, a non-finite one is what it is", () => {
@@ -121,4 +121,9 @@ test("a log10 axis has decades, 1-2-5 where few are in view, and linear ticks wi
 
 test("powers and arrows of a message are written as elsewhere in the panel", () => {
   assert.equal(typeset("The loss scale grew: 2^16 -> 2^17, from 1e-3 to 2^-24; a^2 stays."), "The loss scale grew: 2¹⁶ → 2¹⁷, from 1e-3 to 2⁻²⁴; a^2 stays.");
+});
+
+test("a step is read however people write its thousands, and nothing else is a step", () => {
+  for (const text of ["1234567", "1,234,567", "1.234.567", "1 234 567", "1'234'567", " 1_234_567 "]) assert.equal(parseCount(text), 1234567, text);
+  for (const text of ["", "1.5", "1,23", "-4", "1e3", "12,34,567", "step 4"]) assert.equal(parseCount(text), null, text);
 });

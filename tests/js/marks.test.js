@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { buildLanes, causesOf, cluster, laneOf, onCurve, pillWidth, shownLanes } from "../../plugins/tensorboard_plugin_tbnum/frontend/marks.ts";
+import { eventsAt } from "../../plugins/tensorboard_plugin_tbnum/frontend/events.ts";
+import { buildLanes, causesOf, cluster, isQuiet, laneOf, onCurve, pillWidth, severitiesOf, shownLanes } from "../../plugins/tensorboard_plugin_tbnum/frontend/marks.ts";
 
 const event = (step, kind, more = {}) => ({
   step, kind, wall_time: step, elapsed: step, severity: "info", optimizer: null, cause: null, message: "", remedy: "", data: {}, ...more,
@@ -87,4 +88,24 @@ test("on the curve the earlier lane goes first, and crowded marks stay in their 
   const at = (x, count = 1) => ({ first: 0, count, single: count === 1, x });
   const placed = onCurve([[at(100), at(300, 5)], [at(104), at(200)]], 400);
   assert.deepEqual(placed.map(({ lane, cluster: { x } }) => [lane, x]), [[0, 100], [1, 200]]);
+});
+
+test("events are turned off by their severity, and what needs no hand is quiet", () => {
+  const lanes = buildLanes([event(1, "skip"), event(2, "skip", { severity: "warning" }), event(4, "loss_spike", { severity: "error" })], { step: Float64Array.of(9), wallTime: Float64Array.of(9), value: Float32Array.of(NaN) });
+  assert.deepEqual(severitiesOf(lanes), [["error", 1], ["warning", 2], ["info", 1]]);
+  const steps = (...hidden) => shownLanes(lanes, new Set(hidden)).map((lane) => [...lane.steps]);
+  assert.deepEqual(steps("severity/info"), [[2], [9], [4]]);
+  assert.deepEqual(steps("severity/warning"), [[1], [4]]);
+  const [skips] = lanes;
+  assert.deepEqual([isQuiet(skips, { first: 0, count: 1 }), isQuiet(skips, { first: 0, count: 2 })], [true, false]);
+});
+
+test("a step at which two optimizers skipped is one mark, and both of its events are there", () => {
+  const both = [event(3, "skip", { optimizer: "dis", cause: "bad_batch" }), event(3, "skip", { optimizer: "gen", cause: "bad_batch", severity: "warning" }), event(5, "skip", { cause: "scale_warmup" })];
+  const [lane] = buildLanes(both, null);
+  assert.deepEqual([[...lane.steps], lane.events.length], [[3, 5], 3]);
+  assert.deepEqual(causesOf(lane), [["bad_batch", 1], ["scale_warmup", 1]]);
+  assert.deepEqual([isQuiet(lane, { first: 0, count: 1 }), isQuiet(lane, { first: 1, count: 1 })], [false, true]);
+  assert.deepEqual(eventsAt([lane], 3), both.slice(0, 2));
+  assert.deepEqual([...shownLanes([lane], new Set(["severity/warning"]))[0].steps], [3, 5]);
 });

@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { formatPlace, isOurs, nowhere, parsePlace } from "../../plugins/tensorboard_plugin_tbnum/frontend/place.ts";
 
 test("what is written into the address is read back", () => {
-  const place = { run: "gpt/seed 1&x=<b>#%", zoom: /** @type {[number, number]} */ ([120, 480]), axis: /** @type {const} */ ("time"), event: { step: 412, kind: "skip" }, views: "loss.log,norm*180,-scale", dock: "heatmap", pin: 77, column: "headroom/float16", tensor: "a.b&c", over: ["gpt/seed 2,3", "."], grouped: true };
+  const place = { run: "gpt/seed 1&x=<b>#%", zoom: /** @type {[number, number]} */ ([120, 480]), axis: /** @type {const} */ ("time"), event: { step: 412, kind: "skip" }, views: "loss.log,norm*180,-scale", dock: "heatmap", pin: 77, column: "headroom/float16", tensor: "a.b&c", over: ["gpt/seed 2,3", "."], grouped: true, smoothing: 0.85, optimizer: 1, off: ["skip/bad_batch", "severity/info"], find: "bad batch", led: null, baseline: "gpt/seed 2,3", against: "ratio" };
   assert.deepEqual(parsePlace(formatPlace("#tbnum", place)), place);
   assert.deepEqual(parsePlace(formatPlace("", nowhere())), nowhere());
 });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { aroundGap, measuredNan, missingAfter, plotData, sampledLine, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.ts";
+import { aroundGap, measuredNan, missingAfter, missingBetween, plotData, sampledLine, smoothed } from "../../plugins/tensorboard_plugin_tbnum/frontend/plotdata.ts";
 import { CHARTS } from "../../plugins/tensorboard_plugin_tbnum/frontend/views.ts";
 import { exact } from "./series.js";
 
@@ -83,4 +83,37 @@ test("a line that was measured now and then has its gap between the values aroun
   assert.deepEqual(aroundGap([1, null, null, null, 2, null], 2), [0, 4]);
   assert.deepEqual(aroundGap([1, 2], 0), [0, 1]);
   assert.deepEqual(aroundGap([null, null, null], 1), [0, 2]);
+});
+
+/** Points at steps. */
+function at(...step) {
+  return { exact: true, bucketSteps: 1, length: step.length, step: Float64Array.from(step), stepLast: Float64Array.from(step), line: () => null };
+}
+
+test("samples are joined however far apart they are, unless the run's own steps are missing between them", () => {
+  const history = Array.from({ length: 32 }, (_, index) => 401 + index);
+  const samples = at(0, 50, 100, 150, 200, 250, 300, 350, 400, ...history, 450, 500, 900);
+  const whole = at(...Array.from({ length: 951 }, (_, step) => step));
+  assert.deepEqual([...missingBetween(samples, whole, missingAfter(whole))], []);
+  const damaged = at(...Array.from({ length: 951 }, (_, step) => step).filter((step) => step < 520 || step > 890));
+  assert.deepEqual([...missingBetween(samples, damaged, missingAfter(damaged))], [samples.length - 2]);
+});
+
+test("of a log that is written at will, what comes again and again is no gap", () => {
+  const dense = Array.from({ length: 60 }, (_, step) => step);
+  const sparse = Array.from({ length: 10 }, (_, index) => 100 + 50 * index);
+  const series = at(...dense, ...sparse, 5000);
+  assert.deepEqual([...missingAfter(series, true)], [series.length - 2]);
+  assert.ok(missingAfter(series).size > 1, "a run's own record has every step");
+});
+
+test("the loss is smoothed as it is, whatever its axis, and nothing else unless it is asked for", () => {
+  const series = exact({ loss: [1e6, 2, 2], grad_norm: [1e6, 2, 2] });
+  const expected = [1e6, (0.6 * 0.4 * 1e6 + 0.4 * 2) / (1 - 0.6 ** 2), (0.6 ** 2 * 0.4 * 1e6 + 0.6 * 0.4 * 2 + 0.4 * 2) / (1 - 0.6 ** 3)];
+  const near = (drawn, values) => drawn.forEach((value, index) => assert.ok(Math.abs(value / values[index] - 1) < 1e-9, `${value}`));
+  near(plotData(LOSS, series, { ...options, smoothing: 0.6 }).data[4], expected);
+  near(plotData(LOSS, series, { ...options, smoothing: 0.6, scale: "log10" }).data[4], expected.map(Math.log10));
+  const reduced = { ...at(0, 8, 16), exact: false, bucketSteps: 8, line: (name) => { const last = series.line(name)?.last; return last ? { min: last, max: last, last, mean: last, nan: [0, 0, 0], inf: [0, 0, 0] } : null; } };
+  for (const points of [series, reduced]) near(plotData(NORM, points, { ...options, smoothing: 0.6, scale: "log10" }).data[3], [1e6, 2, 2].map(Math.log10));
+  near(plotData(NORM, series, { ...options, smoothing: 0.6, smoothed: true }).data[3], expected);
 });

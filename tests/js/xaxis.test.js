@@ -22,3 +22,10 @@ test("points on the axis are written as what it counts, with both ends of what t
   assert.deepEqual([time.head, time.write(90, 95), time.span(5)], ["Time since the first step", "1:30", "0:05"]);
   assert.deepEqual([placesOf("updates", false).head, placesOf("updates", false).span(1)], ["Updates done", "1 update"]);
 });
+
+test("pauses are left out of the time", () => {
+  const series = { ...exact({ loss: [1, 1, 1, 1] }), wallTime: Float64Array.of(100, 102, 86502, 86504) };
+  const axis = new TimeAxis(series, undefined, [[1, 86398]]);
+  assert.deepEqual([0, 1, 2, 3].map((step) => axis.xOf(step)), [0, 2, 4, 6]);
+  assert.equal(axis.stepOf(5), 2.5);
+});

@@ -4,11 +4,11 @@ import { addressOf } from "./host.ts";
 import { eventText, listedEvents, stepText, withWords } from "./events.ts";
 import { formatCount, runTitle, typeset } from "./format.ts";
 import { chartKey } from "./keys.ts";
-import { laneOf } from "./marks.ts";
+import { laneOf, severityId } from "./marks.ts";
 import { waitingState } from "./notices.ts";
 import { nowhere } from "./place.ts";
-import { NO_TENSORS, chosenEvent, extentOf, placeOf, smoothingOf, viewOf } from "./state.ts";
-import { parseViews } from "./views.ts";
+import { NO_TENSORS, chosenEvent, extentOf, placeOf, smoothingOf, stateOf, viewOf } from "./state.ts";
+import { copied, firstViews } from "./views.ts";
 import { around, clamped, isClose, zoomTo } from "./zoom.ts";
 
 import type { TbnumEvent } from "./answers.ts";
@@ -30,13 +30,13 @@ export function chooseRun(store: PanelStore, run: string) {
   if (run === state.run && state.loaded) return;
   // One that is in the charts already changes places with the current one.
   const over = state.over.map((one) => (one === run && state.run ? state.run : one));
-  leaveFor(store, { ...nowhere(), run, axis: state.axis, dock: state.dock, column: state.column, grouped: state.grouped,
-    over });
+  leaveFor(store, { ...nowhere(), off: [...state.hidden], run, axis: state.axis, dock: state.dock, column: state.column,
+    grouped: state.grouped, over });
 }
 
 /** To another run. */
-function leaveFor(store: PanelStore, { views: _, ...place }: Place) {
-  store.set({ ...place, following: false, optimizer: 0, tensors: NO_TENSORS, loaded: null,
+function leaveFor(store: PanelStore, place: Place) {
+  store.set({ ...stateOf(place), following: false, yRanges: new Map(), tensors: NO_TENSORS, loaded: null,
     message: waitingState(`Loading ${runTitle(place.run ?? "")} …`) });
   reload(store);
 }
@@ -44,11 +44,9 @@ function leaveFor(store: PanelStore, { views: _, ...place }: Place) {
 /** To where an address leads. */
 export function goTo(store: PanelStore, place: Place) {
   const { run } = store.state;
-  if (place.views !== null) store.set({ views: parseViews(place.views) });
   if (place.run !== null && place.run !== run) return leaveFor(store, place);
-  const { views: _, ...changes } = place;
   const { loaded } = store.state;
-  store.set({ ...changes, run });
+  store.set({ ...stateOf(place), run });
   if (loaded && place.zoom) zoomTo(store, ...place.zoom);
 }
 
@@ -67,20 +65,40 @@ export function toggleRun(store: PanelStore, run: string) {
 
 // ---- The view
 
-export function setViews(store: PanelStore, views: Views) {
-  store.set({ views });
+/** What a person changes of the views: of those that are shown, and of the own ones, which a link may have replaced. */
+export function changeViews(store: PanelStore, change: (views: Views) => void) {
+  const { views, own } = store.state;
+  const [shown, kept] = [copied(views), copied(own.views)];
+  change(shown);
+  change(kept);
+  store.set({ views: shown, own: { ...own, views: kept } });
 }
 
-/** What a person changed of the views. */
-export function changeViews(store: PanelStore, change: (views: Views) => void) {
-  const { order, hidden, heights, log } = store.state.views;
-  const views = { order: [...order], hidden: new Set(hidden), heights: new Map(heights), log: new Map(log) };
-  change(views);
-  setViews(store, views);
+/** All as at first. */
+export function resetViews(store: PanelStore) {
+  const { own, loaded } = store.state;
+  const views = firstViews(loaded?.info);
+  store.set({ views, own: { ...own, views } });
+}
+
+/** What of a y axis is looked at. @param range in the unit of the axis; null: what is in view */
+export function lookAtY(store: PanelStore, id: string, range: [number, number] | null) {
+  const yRanges = new Map(store.state.yRanges);
+  if (range) yRanges.set(id, range);
+  else yRanges.delete(id);
+  store.set({ yRanges });
+}
+
+/** Folds a pane away, or unfolds it. */
+export function fold(store: PanelStore, pane: "runs" | "events") {
+  const folded = new Set(store.state.folded);
+  if (!folded.delete(pane)) folded.add(pane);
+  store.set({ folded });
 }
 
 export function smooth(store: PanelStore, weight: number) {
-  store.set({ smoothing: smoothingOf(weight) });
+  const smoothing = smoothingOf(weight);
+  store.set({ smoothing, own: { ...store.state.own, smoothing } });
 }
 
 /** Brings a step into view, near enough to be told from its neighbours, and holds it. */
@@ -125,7 +143,9 @@ export function select(store: PanelStore, event: TbnumEvent | null, zoomToIt = f
   if (!event) return store.set({ event: null });
   const lane = laneOf(event.kind);
   const hidden = new Set(state.hidden); // its kind and cause are shown from now on
-  const shows = [lane, `${lane}/${event.cause ?? "unknown"}`].filter((id) => hidden.delete(id));
+  const shows = [lane, `${lane}/${event.cause ?? "unknown"}`, severityId(event.severity)].filter((id) =>
+    hidden.delete(id)
+  );
   const { step, kind, optimizer } = event;
   if (zoomToIt && state.loaded && !isClose(step, viewOf(state))) {
     store.set({ following: false });
@@ -144,8 +164,8 @@ export function toggleMarks(store: PanelStore, id: string) {
 
 /** Those that keys go through: of the open event's kind, or all that are listed. */
 export function reachable(state: State): TbnumEvent[] {
-  const { event, loaded, hidden, words } = state;
-  const listed = withWords(listedEvents(loaded?.lanes ?? [], hidden), words);
+  const { event, loaded, hidden, find } = state;
+  const listed = withWords(listedEvents(loaded?.lanes ?? [], hidden, event?.kind !== "scale_backoff"), find);
   return event && chosenEvent(state) ? listed.filter(({ kind }) => laneOf(kind) === laneOf(event.kind)) : listed;
 }
 
@@ -188,6 +208,14 @@ export async function textOfStep({ state }: PanelStore, api: Api) {
 export function toggleDock(store: PanelStore, tab: NonNullable<Place["dock"]>) {
   const { dock } = store.state;
   store.set({ dock: dock === tab || (isOfTensors(tab) && isOfTensors(dock)) ? null : tab });
+}
+
+/** What led to a step: the one under the cursor, else the held one, else the chosen event's. */
+export function showWhatLed(store: PanelStore, step: number | null = null) {
+  const { state } = store;
+  const led = step ?? state.cursor ?? state.pin ?? chosenEvent(state)?.step ?? null;
+  if (led === null) say(store, "Put the cursor on a step, or open an event, to see what led to it.");
+  else store.set({ led, dock: "led" });
 }
 
 /** A tensor's lines above, and its histogram below. @param name "*" or null: none */

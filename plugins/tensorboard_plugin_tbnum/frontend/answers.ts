@@ -42,6 +42,10 @@ export type RunInfo = {
   columns: string[];
   /** what follows from the columns, and is asked for as they are */
   derived: string[];
+  /** columns without a single known value */
+  unknown?: string[];
+  /** the step before each pause, and how many seconds it took */
+  pauses?: [number, number][];
   meta: Record<string, any>;
   problems: string[];
 };
@@ -171,3 +175,48 @@ export type EventGroup = TbnumEvent & { last_step: number; count: number; more: 
 export type FindingsAnswer = { version: string; findings: Finding[]; groups: EventGroup[] };
 
 export type SettingsAnswer = { run: string; version: string; settings: Record<string, any> };
+
+/** How a run does, in a few numbers. Unknown is null. */
+export type HealthAnswer = {
+  run: string;
+  /** of its findings, and of its events where none is graver; null: nothing to report */
+  worst: string | null;
+  /** by severity */
+  findings: Record<string, number>;
+  /** steps that a spike of the loss or of a norm began at */
+  spikes: number;
+  skipped: number | null;
+  /** share of the steps */
+  clipped: number | null;
+  nonfinite: number;
+};
+
+/** What one quantity did in the steps before a step. */
+export type LedQuantity = {
+  name: string;
+  optimizer: string | null;
+  tensor: string | null;
+  usual: number;
+  value: number;
+  at_step: number;
+  /** how far the value is from the usual, in the quantity's own robust deviations */
+  deviations: number;
+  steps: number[];
+  values: number[];
+};
+
+export type LedAnswer = {
+  step: number;
+  first_step: number;
+  /** furthest from their usual first */
+  quantities: LedQuantity[];
+  not_recorded: string[];
+};
+
+/** Where two runs part, bit for bit: null where they do not, or share no step. */
+export type ApartAnswer = {
+  shared_steps: number;
+  first_step: number | null;
+  /** columns that differ, with the first step at which they do, in order of step */
+  columns: [string, number][];
+};

@@ -3,8 +3,9 @@
  * both.
  */
 
-import type { Cells, EventsAnswer, FindingsAnswer, Header, HistogramAnswer, Line, NonfiniteAnswer, RidgeAnswer, RunInfo,
-  RunTable, SettingsAnswer, StepValues, TensorsAnswer, Values } from "./answers.ts";
+import type { ApartAnswer, Cells, EventsAnswer, FindingsAnswer, Header, HealthAnswer, HistogramAnswer, LedAnswer, Line,
+  NonfiniteAnswer, RidgeAnswer, RunInfo, RunTable, SettingsAnswer, StepValues, TensorsAnswer,
+  Values } from "./answers.ts";
 
 /** The server answered, and said no. */
 export class RouteError extends Error {
@@ -209,10 +210,24 @@ export class Api {
     return this.#get("settings", [["run", run]], json);
   }
 
+  health(run: string): Promise<HealthAnswer> {
+    return this.#get("health", [["run", run]], json);
+  }
+
+  /** Where two runs part. */
+  apart(a: string, b: string): Promise<ApartAnswer> {
+    return this.#get("apart", pairs({ a, b }), json);
+  }
+
+  /** What left its usual in the steps before one. */
+  led(run: string, step: number): Promise<LedAnswer> {
+    return this.#get("led", pairs({ run, step }), json);
+  }
+
   /** The address of a run's file. */
-  exportUrl(run: string, what: "steps" | "events", format: "csv" | "json") {
+  exportUrl(run: string, what: "steps" | "events", format: "csv" | "json", view: { from?: number; to?: number } = {}) {
     const url = new URL("export", this.base);
-    url.search = new URLSearchParams({ run, what, format }).toString();
+    url.search = new URLSearchParams(pairs({ run, what, format, ...view })).toString();
     return url.href;
   }
 

@@ -5,6 +5,7 @@
  */
 
 import { FONT } from "./elements.ts";
+import { formatAge } from "./format.ts";
 import { lowerBound } from "./sorted.ts";
 
 import type { Drawing } from "./charts.ts";
@@ -56,6 +57,7 @@ export function drawBands(plot: Plot, { model, xAxis, range: [min, max], colors 
     const next = lowerBound(skips, Math.max(step + 1, xAxis.stepOf(min + (end - width / 2 - bbox.left) * perPixel)));
     index = Math.max(index + 1, next);
   }
+  if (model.axis === "time") drawPauses(plot, model.pauses, at, ratio, colors["--text-2"]);
   ctx.fillStyle = colors["--selected"];
   if (model.selected)
     ctx.fillRect(Math.round(at(model.selected.step)) - ratio / 2, bbox.top, Math.max(1, ratio), bbox.height);
@@ -147,4 +149,26 @@ export function drawInstead({ ctx, bbox }: Plot, text: string, { colors }: Drawi
   ctx.textBaseline = "middle";
   ctx.fillText(text, bbox.left + bbox.width / 2, bbox.top + bbox.height / 2);
   ctx.restore();
+}
+
+/** Where time is left out: a dotted line, and how much. */
+function drawPauses({ ctx, bbox }: Plot, pauses: [number, number][], at: (step: number) => number, ratio: number,
+  color: string) {
+  ctx.strokeStyle = ctx.fillStyle = color;
+  ctx.lineWidth = ratio;
+  ctx.setLineDash([2 * ratio, 3 * ratio]);
+  ctx.font = `${10 * ratio}px ${FONT}`;
+  ctx.textBaseline = "top";
+  let written = -Infinity;
+  for (const [step, seconds] of pauses) {
+    const x = at(step);
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    if (x - written < 90 * ratio) continue;
+    written = x;
+    ctx.fillText(`paused ${formatAge(seconds)}`, x + 4 * ratio, bbox.top + 2 * ratio);
+  }
+  ctx.setLineDash([]);
 }

@@ -5,23 +5,22 @@
  * What is drawn is in `views.ts`, as numbers in `plotdata.ts`; marks of events are in `lanes.ts`.
  */
 
-import { hover } from "./actions.ts";
 import { areaOf, drawBands, drawEdge, drawInstead } from "./canvas.ts";
 import { keyItems, stepsInView, summaryOf } from "./describe.ts";
 import { element, styled } from "./elements.ts";
 import { isPlain, linearTicks, stepLabels, timeLabels, timeTicks } from "./format.ts";
-import { wheelZoom } from "./gestures.ts";
 import { MarkLanes } from "./lanes.ts";
 import { whyEmpty } from "./notices.ts";
 import { makePane } from "./pane.ts";
-import { PADDING_RIGHT, X_AXIS_HEIGHT, X_LABELS, makePlot } from "./plot.ts";
-import { NOTHING, lineOf, plotData, sampledLine } from "./plotdata.ts";
+import { Pointer } from "./pointer.ts";
+import { PADDING_RIGHT, makePlot, xLabel } from "./plot.ts";
+import { NOTHING, lineOf, missingAfter, missingBetween, plotData, sampledLine } from "./plotdata.ts";
+import { below, plotSizes } from "./room.ts";
 import { lowerBound } from "./sorted.ts";
 import { axisOf, chosenEvent, prefixOf, rowOf, seriesOf, viewOf } from "./state.ts";
 import { CHARTS, TENSOR_CHART, scaleOf } from "./views.ts";
 import { STEPS_AXIS } from "./xaxis.ts";
-import { yRange } from "./yaxis.ts";
-import { zoomTo } from "./zoom.ts";
+import { sayReach } from "./yreach.ts";
 
 import type { Overlay } from "./overlay.ts";
 import type { SeriesLike, TbnumEvent } from "./answers.ts";
@@ -48,7 +47,13 @@ export type Model = {
   /** steps */
   view: [number, number];
   axis: Alignment;
+  /** the step before each, and the seconds that a time axis leaves out */
+  pauses: [number, number][];
   smoothing: number;
+  /** ids of views that are smoothed though they are not the loss */
+  smooth: ReadonlySet<string>;
+  /** ids of views whose axis goes below 0 */
+  symlog: ReadonlySet<string>;
   /** of the columns of the optimizer that is shown */
   prefix: string;
   selected: TbnumEvent | null;
@@ -84,11 +89,10 @@ export type Geometry = {
 
 export const GUTTER = 94; // the names of lanes and, before the first step, half of a count of marks
 const [TENSOR_GUTTER, NARROW_GUTTER] = [190, 112]; // names of tensors
-const GRIP_HEIGHT = 6;
 
 /** What the charts are drawn again for. */
 export const DRAWN = ["loaded", "zoom", "axis", "smoothing", "optimizer", "hidden", "event", "pin", "tensors", "views",
-  "over", "grouped", "filter", "filterAside", "beside", "opened"] as const;
+  "over", "grouped", "filter", "filterAside", "beside", "opened", "yRanges", "baseline", "against"] as const;
 
 export class Charts {
   root = element("div", "charts");
@@ -98,6 +102,7 @@ export class Charts {
   cursorStep: number | null = null;
   /** Other runs in the same charts. */
   overlay: Overlay | null = null;
+  pointer = new Pointer(this);
   /** Marks of events. */
   marks: MarkLanes;
   optimizerSelect: HTMLSelectElement;
@@ -110,6 +115,10 @@ export class Charts {
   sizes: { width: number; height: number }[] | null = null;
   /** Whether the chosen tensor has a chart. */
   withTensor = false;
+  /** ids of views whose axis goes below 0 */
+  symlog: Set<string> = new Set();
+  /** by series and view */
+  below: WeakMap<SeriesLike, Map<string, boolean>> = new WeakMap();
   /** Those that are shown, from top to bottom. */
   panes: Pane[] = [];
 
@@ -163,7 +172,7 @@ export class Charts {
 
   /** The x axis, for what stands below the charts. */
   get geometry(): Geometry {
-    const [min, max] = this.#xRange();
+    const [min, max] = this.xRange();
     const { xAxis, gutter, plotWidth } = this;
     return { left: gutter, width: plotWidth, time: this.shown.axis === "time", min, max, xOf: (step) => xAxis.xOf(step),
       stepOf: (x) => xAxis.stepOf(x) };
@@ -215,7 +224,7 @@ export class Charts {
 
   /** The model on its x axis. */
   get #drawing(): Drawing {
-    return { model: this.shown, xAxis: this.xAxis, range: this.#xRange(), colors: this.colors };
+    return { model: this.shown, xAxis: this.xAxis, range: this.xRange(), colors: this.colors };
   }
 
   /** What is drawn, by the state. */
@@ -225,7 +234,8 @@ export class Charts {
     const { axis, smoothing, tensors, hidden, pin: pinned } = state;
     const row = rowOf(state);
     return { series, overview: loaded.overview, lanes: loaded.lanes, hidden, view: viewOf(state), axis, smoothing,
-      tensors, prefix, selected: chosenEvent(state), pinned,
+      smooth: state.views.smooth, symlog: this.symlog, pauses: loaded.info.pauses ?? [], tensors, prefix,
+      selected: chosenEvent(state), pinned,
       whyEmpty: (spec) => whyEmpty(spec, loaded, { series, prefix, tensors, plain: !!row && isPlain(row) }) };
   }
 
@@ -236,7 +246,10 @@ export class Charts {
     const model = (this.model = this.#modelOf(state, state.loaded));
     this.xAxis = axisOf(state);
     this.overlay?.prepare();
-    for (const { log, spec } of this.panes) log.setAttribute("aria-pressed", String(this.scaleOf(spec) === "log10"));
+    for (const { log, smooth, spec } of this.panes) {
+      log.setAttribute("aria-pressed", String(scaleOf(state.views, spec) === "log10"));
+      smooth.setAttribute("aria-pressed", String(state.views.smooth.has(spec.id)));
+    }
     // once, before what is written makes reading dear
     this.room = { width: this.root.clientWidth, height: this.root.clientHeight };
     if (!this.room.width || !this.room.height) return; // hidden; `resize` draws when it is not
@@ -244,14 +257,18 @@ export class Charts {
     if (!Object.keys(this.colors).length) this.#readColors();
     const lanesChanged = this.marks.layout(model, this.room.width);
     if (this.overlay?.layStrip(this.gutter, this.plotWidth) || lanesChanged) this.sizes = null;
+    this.symlog.clear();
+    for (const { spec } of this.panes) if (this.scaleOf(spec) === "symlog") this.symlog.add(spec.id);
     const fresh = this.panes.map((pane) => this.#prepare(pane));
-    const sizes = (this.sizes ??= this.#sizes()); // after what stands above the plots has its height
-    const [min, max] = this.#xRange();
+    const sizes =
+      (this.sizes ??= plotSizes(this.panes, this.room, this.marks.height + (this.overlay?.stripHeight ?? 0),
+        this.store.state.views.heights)); // after what stands above the plots has its height
+    const [min, max] = this.xRange();
     this.panes.forEach((pane, index) => {
       pane.plot ??= makePlot(this, pane, sizes[index], index === this.panes.length - 1);
       const { plot } = pane;
-      plot.axes[0].label = index < this.panes.length - 1 ? undefined : X_LABELS[model.axis];
-      pane.grip.setAttribute("aria-valuenow", String(sizes[index].height - this.#below(index)));
+      plot.axes[0].label = index < this.panes.length - 1 ? undefined : xLabel(model.axis, model.pauses.length);
+      pane.grip.setAttribute("aria-valuenow", String(sizes[index].height - below(this.panes, index)));
       if (plot.width !== sizes[index].width || plot.height !== sizes[index].height) plot.setSize(sizes[index]);
       plot.batch(() => {
         if (fresh[index]) plot.setData(pane.data as any, false);
@@ -268,15 +285,27 @@ export class Charts {
     const { prefix, smoothing } = this.shown;
     const series = this.#seriesOf(pane.spec);
     const scale = this.scaleOf(pane.spec);
-    const beside = !!this.overlay?.active;
-    const made = [series, scale, prefix, smoothing, this.xAxis, beside];
+    const smoothed = this.store.state.views.smooth.has(pane.spec.id);
+    const relative = this.overlay?.relativeFor(pane.spec) ?? null;
+    const made = [series, scale, prefix, smoothing, this.xAxis, smoothed, relative];
     const changed = made.some((part, at) => part !== pane.made[at]);
     if (changed) {
       const xOf = (step: number) => this.xAxis.xOf(step);
-      Object.assign(pane, { made }, plotData(pane.spec, series, { scale, prefix, smoothing, xOf, beside }));
+      Object.assign(pane, { made },
+        plotData(pane.spec, series, { scale, prefix, smoothing, smoothed, xOf, relative,
+          missing: this.#missingIn(pane.spec, series) }));
     }
     this.#describe(pane);
     return changed;
+  }
+
+  /** Points of a view after which steps are missing. */
+  #missingIn({ ofTensors }: ChartSpec, series: SeriesLike) {
+    const { state } = this.store;
+    const row = rowOf(state);
+    const own = ofTensors ? this.shown.overview : series;
+    const missing = missingAfter(own, !!row && isPlain(row));
+    return ofTensors ? missingBetween(series, own, missing) : missing;
   }
 
   /** Says in words what a chart shows. */
@@ -290,7 +319,8 @@ export class Charts {
     if (spec === TENSOR_CHART) pane.title.textContent = model.tensors.name;
     const drawn = spec.lines.filter((line) => lineOf(spec, line, series, model.prefix) && !this.#isLeftOut(spec, line));
     const items = keyItems(spec, drawn, series, model, (line) => this.#cssColor(spec, line),
-      edge.step.some((step) => step >= from && step <= to));
+      edge.step.some((step) => step >= from && step <= to), this.overlay?.active ? this.overlay.lacking(spec) : [],
+      this.overlay?.againstText(spec));
     const text = this.#cssColor(spec, spec.lines[0]) + items.map((item) => item.textContent).join();
     if (legend.dataset.text !== text) {
       legend.dataset.text = text;
@@ -327,11 +357,31 @@ export class Charts {
     return recorded ? "no finite value in view" : this.shown.whyEmpty(spec);
   }
 
+  /** A logarithm has no place for what is not positive: where there is such, it goes on below 0. */
   scaleOf(spec: ChartSpec): Scale {
-    return scaleOf(this.store.state.views, spec);
+    const scale = scaleOf(this.store.state.views, spec);
+    const { against } = this.store.state;
+    if (this.overlay?.relativeFor(spec)) {
+      const chosen = this.store.state.views.log.get(spec.id);
+      return chosen ? (against === "ratio" ? "log10" : "symlog") : "linear";
+    }
+    return scale === "log10" && this.#reachesBelow(spec) ? "symlog" : scale;
   }
 
-  #xRange(): [number, number] {
+  /** Whether a chart has values below 0, looked at once for each series. */
+  #reachesBelow(spec: ChartSpec): boolean {
+    if (!this.model) return false;
+    const series = this.#seriesOf(spec);
+    const known = this.below.get(series)?.get(spec.id);
+    if (known !== undefined) return known;
+    const found = spec.lines.some((line) =>
+      lineOf(spec, line, series, this.shown.prefix)?.min.some((value) => value < 0 && Number.isFinite(value))
+    );
+    this.below.set(series, (this.below.get(series) ?? new Map()).set(spec.id, found));
+    return found;
+  }
+
+  xRange(): [number, number] {
     const { view } = this.shown;
     const [min, max] = [this.xAxis.xOf(view[0]), this.xAxis.xOf(view[1])];
     return max > min ? [min, max] : [min - 0.5, max + 0.5];
@@ -410,69 +460,9 @@ export class Charts {
     return this.panes.map((pane) => pane.summary.textContent ?? "");
   }
 
-  stepAt(plot: Plot, left: number) {
-    const { view } = this.shown;
-    const step = Math.round(this.xAxis.stepOf(plot.posToVal(left, "x")));
-    return Math.max(Math.ceil(view[0]), Math.min(Math.floor(view[1]), step));
-  }
-
-  /** The pixel of the step nearest to a pixel. */
-  snapped(plot: Plot, left: number) {
-    if (!this.model || left < 0) return left;
-    const at = plot.valToPos(this.xAxis.xOf(this.stepAt(plot, left)), "x");
-    return Math.max(0, Math.min(areaOf(plot).width, at));
-  }
-
-  hovered(plot: Plot) {
-    const left = plot.cursor.left ?? -1;
-    if (!this.model || left < 0 || !plot.cursor.event) return;
-    const step = this.stepAt(plot, left);
-    if (step === this.cursorStep) return;
-    this.cursorStep = step;
-    hover(this.store, step);
-  }
-
-  selected(plot: Plot) {
-    const { left, width } = plot.select;
-    if (width < 2) return;
-    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    if (!plot.cursor.event) return; // the other charts only show what is selected in this one
-    const [from, to] = [left, left + width].map((at) => this.xAxis.stepOf(plot.posToVal(at, "x")));
-    zoomTo(this.store, from, to);
-  }
-
-  wheel(event: WheelEvent, plot: Plot) {
-    if (!this.model) return;
-    const stepAt = (x: number) => this.xAxis.stepOf(plot.posToVal(x - plot.over.getBoundingClientRect().left, "x"));
-    wheelZoom(event, this.model.view, areaOf(plot).width, stepAt, (from, to) => zoomTo(this.store, from, to));
-  }
-
   // ---- Room
 
   /** @returns of each plot */
-  #sizes(): { width: number; height: number }[] {
-    const heads = this.panes.reduce((sum, pane) => {
-      const head = pane.element.firstElementChild as HTMLElement;
-      return sum + head.offsetHeight + parseFloat(getComputedStyle(pane.element).marginTop);
-    }, 0);
-    const laneHeight = this.marks.height + (this.overlay?.stripHeight ?? 0);
-    const { heights } = this.store.state.views;
-    const given = this.panes.reduce((sum, { spec }) => sum + (heights.get(spec.id) ?? 0), 0);
-    const total = this.room.height - heads - laneHeight - X_AXIS_HEIGHT - 10 - given - GRIP_HEIGHT * this.panes.length;
-    const weights = this.panes.reduce((sum, { spec }) => sum + (heights.has(spec.id) ? 0 : spec.weight), 0);
-    return this.panes.map(({ spec }, index) => ({ width: this.room.width,
-      height: Math.round(heights.get(spec.id) ?? Math.max(spec.minHeight, (total * spec.weight) / weights))
-        + this.#below(index) })
-    );
-  }
-
-  /** Pixels below what a view's height means: the last one has the x axis. */
-  #below(index: number) {
-    return index === this.panes.length - 1 ? X_AXIS_HEIGHT : 4;
-  }
-
-  // ---- uPlot
-
   /** Whether points are steps. */
   get exact() {
     return !!this.model?.series.exact;
@@ -494,18 +484,11 @@ export class Charts {
     this.overlay?.drawLines(plot, spec, this.scaleOf(spec));
   }
 
-  yRange(pane: Pane, min: number | null, max: number | null): [number, number] {
-    const scale = this.scaleOf(pane.spec);
-    const others = this.overlay?.range(pane.spec, scale);
-    if (others) [min, max] = [Math.min(min ?? Infinity, others[0]), Math.max(max ?? -Infinity, others[1])];
-    pane.empty = min === null || max === null;
-    return yRange(scale, min, max, pane.spec.scale);
-  }
-
   /** uPlot has drawn, so its scales are settled: what hangs on them follows. */
   drawn(plot: Plot, pane: Pane) {
     const drawing = this.#drawing;
     drawEdge(plot, pane.edge, drawing);
+    sayReach(this, pane);
     if (pane.empty) drawInstead(plot, this.#emptyText(pane.spec), drawing);
     this.overlay?.drawNumbers(plot, pane.spec); // above all lines
     if (pane !== this.panes[this.panes.length - 1] || this.panes.some(({ plot: other }) => !other)) return;

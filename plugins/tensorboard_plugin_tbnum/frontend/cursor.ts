@@ -2,7 +2,7 @@
 
 import { CursorCard } from "./cursorcard.ts";
 import { eventsAt } from "./events.ts";
-import { formatCount, formatNumber } from "./format.ts";
+import { formatClock, formatCount, formatNumber } from "./format.ts";
 import { indexOfStep, lowerBound } from "./sorted.ts";
 import { axisOf, prefixOf, seriesOf } from "./state.ts";
 import { TimeAxis } from "./xaxis.ts";
@@ -47,7 +47,8 @@ export class Cursor {
       title: beyond && axis !== "step" ? "After this run's end" : "", prefix: prefixOf(state),
       elapsed: new TimeAxis(series.exact ? series : overview).xOf(step)
         + (series.exact ? series.wallTime[0] - overview.wallTime[0] : 0), events: eventsAt(lanes, step),
-      bucket: bucketText(series, step), pinned: pin === null ? null : steps.get(pin) ?? null });
+      clock: formatClock(beyond ? null : wallTimeOf(series, known, step)), bucket: bucketText(series, step),
+      pinned: pin === null ? null : steps.get(pin) ?? null });
     this.charts.setCursorText(text);
     this.#place();
   }
@@ -76,6 +77,13 @@ export class Cursor {
     const own = known?.values[name] ?? (line && step <= last ? line[at] : null);
     return overlay.valuesAt(axisOf(state).xOf(step), spec, typeof own === "number" ? own : null);
   }
+}
+
+/** When a step closed, in seconds since the epoch; of a bucket, its first step. */
+function wallTimeOf(series: Series, known: StepValues | null, step: number): number | null {
+  const told = known?.values.wall_time;
+  const at = indexOfStep(series, step);
+  return typeof told === "number" ? told : at >= 0 ? series.wallTime[at] : null;
 }
 
 /** What a series tells of a step, until the server's answer is there. */

@@ -40,8 +40,8 @@ export class CursorCard {
    * @returns the same as one line of text
    */
   show(step: number, known: StepValues | null,
-    { prefix, elapsed, events, bucket, pinned, beside, title }: { prefix: string; elapsed: number | null;
-      events: TbnumEvent[]; bucket: string | null; pinned: StepValues | null;
+    { prefix, elapsed, events, bucket, pinned, beside, title, clock }: { prefix: string; elapsed: number | null;
+      clock: string; events: TbnumEvent[]; bucket: string | null; pinned: StepValues | null;
       beside: { element: HTMLElement; text: string; many: boolean } | null; title: string }): string {
     const value = (name: string) => ((known ? known.values[name] ?? null : undefined) as any);
     const own = (name: string) => value(prefix + name);
@@ -66,7 +66,7 @@ export class CursorCard {
     ];
     this.element.replaceChildren(
       element("header", {}, element("strong", {}, title || `Step ${formatCount(known?.step ?? step)}`),
-        element("span", {}, formatElapsed(elapsed))),
+        element("span", { title: clock }, [formatElapsed(elapsed), clock].filter(Boolean).join(" · "))),
       ...(beside ? [beside.element] : []),
       ...(beside?.many || (known && !Object.keys(known.values).length) ? [] : [factTable(rows)]),
       ...events.slice(0, 3).map(({ kind, cause }) =>

@@ -11,17 +11,18 @@ import type { ChartSpec, LineSpec } from "./views.ts";
 
 /**
  * The key of a chart's lines.
+ * @param lacking names of other runs that have nothing to draw here @param against what is drawn in place of values
  * @param lines those that are drawn
  * @param colorOf as CSS takes it @param edge whether anything in view was not finite
  */
 export function keyItems(spec: ChartSpec, lines: LineSpec[], series: SeriesLike, model: Model,
-  colorOf: (line: LineSpec) => string, edge: boolean) {
+  colorOf: (line: LineSpec) => string, edge: boolean, lacking: string[] = [], against = "") {
   const [from, to] = stepsInView(model);
   const own = colorOf(spec.lines[0]);
   const items = lines.length > 1 || spec.optional
     ? lines.map((line) => keyItem(line.label, `line${line.dash ? " dashed" : ""}`, colorOf(line))) : [];
-  if (spec.id === "loss" && model.smoothing > 0) {
-    items.push(keyItem("smoothed", "line", own));
+  if (model.smoothing > 0 && (spec.id === "loss" || model.smooth.has(spec.id))) {
+    items.push(keyItem(`smoothed ${model.smoothing.toFixed(2)}`, "line", own));
     if (model.series.exact) items.push(keyItem("raw", "line faint", own));
   }
   if (spec.id === "clip" && lines.length)
@@ -30,6 +31,9 @@ export function keyItems(spec: ChartSpec, lines: LineSpec[], series: SeriesLike,
   if (spread) items.push(keyItem("min to max of the ranks", "band", own));
   else if (!series.exact && lines.length)
     items.push(keyItem(`min to max of ${formatCount(series.bucketSteps)} steps`, "band", own));
+  if (model.symlog.has(spec.id)) items.push(keyItem("linear between −1 and 1", "", ""));
+  if (against) items.push(keyItem(against, "", "", "against"));
+  for (const name of lacking) items.push(keyItem(`no ${spec.title.toLowerCase()} in ${name}`, "", "", "lacking"));
   if (edge) items.push(keyItem("▲ ∞  ✕ NaN", "", "", "nonfinite-key"));
   return items;
 }
@@ -69,6 +73,17 @@ export function stepsInView({ view }: Model): [number, number] {
  * In how many of the steps in view that were not skipped gradients were clipped; buckets at the edges count whole.
  */
 export function clippedText(series: SeriesLike, prefix: string, from: number, to: number) {
+  const { known, clipped } = clippedIn(series, prefix, from, to);
+  return known ? `clipped in ${formatShare(clipped, known)} of ${counted(known, "update")}` : "";
+}
+
+/** The same of a whole run, in short: "60 % clipped". */
+export function clippedShare(series: SeriesLike, prefix: string) {
+  const { known, clipped } = clippedIn(series, prefix, -Infinity, Infinity);
+  return known ? `${formatShare(clipped, known)} clipped` : "";
+}
+
+function clippedIn(series: SeriesLike, prefix: string, from: number, to: number) {
   const line = series.line(`${prefix}clipped`);
   let [known, clipped] = [0, 0];
   for (let index = 0; line && index < series.length; index++) {
@@ -77,7 +92,7 @@ export function clippedText(series: SeriesLike, prefix: string, from: number, to
     known += steps;
     clipped += line.mean ? Math.round(line.mean[index] * steps) : line.last[index];
   }
-  return known ? `clipped in ${formatShare(clipped, known)} of ${counted(known, "update")}` : "";
+  return { known, clipped };
 }
 
 /** @param more class */

@@ -14,6 +14,7 @@ import { placesOf } from "./xaxis.ts";
 import type { Api } from "./api.ts";
 import type { Charts } from "./charts.ts";
 import type { FindingsTable } from "./findings.ts";
+import type { LedHere } from "./ledhere.ts";
 import type { Place } from "./place.ts";
 import type { Loaded } from "./rundata.ts";
 import type { RunsTable } from "./runs.ts";
@@ -28,11 +29,12 @@ export class Docks {
   findings: FindingsTable | null = null;
   values: ValuesTable | null = null;
   runs: RunsTable | null = null;
+  led: LedHere | null = null;
   element = element("div", { class: "dock-root", hidden: true });
 
   constructor(readonly api: Api, readonly store: PanelStore, readonly charts: Charts, readonly beside: RunsInCharts) {
     store.watch(["dock", "loaded", "tensors"], () => this.#open());
-    store.watch([...DRAWN, "column", "tensor", "table", "now"], () => this.#draw());
+    store.watch([...DRAWN, "column", "tensor", "table", "now", "led", "health"], () => this.#draw());
   }
 
   async #open() {
@@ -55,7 +57,11 @@ export class Docks {
     switch (tab) {
       case "findings": {
         const { FindingsTable } = await import("./findings.ts");
-        return (this.findings ??= new FindingsTable(api, store, () => this.#figure())).element;
+        return (this.findings ??= new FindingsTable(api, store, () => this.figure())).element;
+      }
+      case "led": {
+        const { LedHere } = await import("./ledhere.ts");
+        return (this.led ??= new LedHere(api, store)).element;
       }
       case "values": {
         const { ValuesTable } = await import("./values.ts");
@@ -72,7 +78,8 @@ export class Docks {
     }
   }
 
-  async #figure() {
+  /** The charts as a picture. */
+  async figure() {
     const { figure } = await import("./figure.ts");
     const { overlay } = this.beside;
     return figure(this.charts, runTitle(this.store.state.run ?? ""), overlay?.active ? overlay.named : []);
@@ -84,6 +91,7 @@ export class Docks {
     if (!loaded) return;
     if (opened === "runs") this.runs?.show();
     else if (opened === "values") this.#drawValues(loaded);
+    else if (opened === "led") this.led?.show();
     else if (opened === "findings") this.findings?.show();
     else if (isOfTensors(opened)) this.tensors?.show();
   }

@@ -114,6 +114,15 @@ export function factTable(rows: [string, string][]) {
     ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
+const NAME_END = 16; // characters that are always seen
+
+/** A name that is cut before its end, which is what tells it from others, where room is short. */
+export function longName(text: string, name: string = "") {
+  if (text.length <= NAME_END) return element("span", `long-name ${name}`, text);
+  return element("span", `long-name ${name}`, element("span", "name-head", text.slice(0, -NAME_END)),
+    element("span", "name-tail", text.slice(-NAME_END)));
+}
+
 /** Puts a card beside a point of the window and within it. */
 export function placeBeside(card: HTMLElement, x: number, top: number) {
   const { offsetWidth: width, offsetHeight: height } = card;

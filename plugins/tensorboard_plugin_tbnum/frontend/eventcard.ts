@@ -1,8 +1,8 @@
 /** The card of the chosen event: cause, sentence, evidence, remedy, the tensors at fault, and its step's record. */
 
-import { goOn, openTensor, select, textOfEvent } from "./actions.ts";
+import { goOn, openTensor, select, showWhatLed, textOfEvent } from "./actions.ts";
 import { revived } from "./api.ts";
-import { copyButton, element, factTable, iconButton, table } from "./elements.ts";
+import { button, copyButton, element, factTable, iconButton, table } from "./elements.ts";
 import { causeChip, laneKind } from "./eventlist.ts";
 import { eventFacts, eventTitle, fact, sentinelText, tensorsAtFault } from "./events.ts";
 import { formatCount, formatElapsed, formatNumber, typeset } from "./format.ts";
@@ -71,9 +71,12 @@ export class EventCard {
     if (rows.length) parts.push(factTable(rows));
     parts.push(...this.#tensors(event));
     if (this.values.dataset.step !== String(event.step)) this.values = element("div", "card-values");
+    const led = button("What led here", "The steps before it: what left its usual first (W)",
+      () => showWhatLed(store, event.step));
     const copies = element(
       "div",
       "card-copies",
+      led,
       copyButton("Copy link", "The address of this event in this view", () => addressOf(placeOf(store.state))),
       copyButton("Copy as text", "What is known of this step, for a bug report", () => textOfEvent(store)),
     );

@@ -1,15 +1,15 @@
 /** The list of events beside the charts: those that the legend lets through, filtered by words. */
 
-import { select } from "./actions.ts";
-import { element } from "./elements.ts";
-import { eventTitle, listedEvents, scaleChange, withWords } from "./events.ts";
+import { fold, select } from "./actions.ts";
+import { element, iconButton } from "./elements.ts";
+import { backoffAt, eventTitle, listedEvents, listedTotal, scaleChange, withWords } from "./events.ts";
 import { formatCount, typeset, words } from "./format.ts";
 import { LANES, icon, laneOf } from "./marks.ts";
 import { RowList, searchField } from "./rowlist.ts";
 import { chosenEvent } from "./state.ts";
 
 import type { TbnumEvent } from "./answers.ts";
-import type { LaneKind } from "./marks.ts";
+import type { Lane, LaneKind } from "./marks.ts";
 import type { PanelStore } from "./state.ts";
 
 const NOTHING_SO_FAR = "No skip, no change of the scale, nothing to report so far.";
@@ -27,21 +27,22 @@ export class EventList {
   shown: TbnumEvent[] = [];
 
   constructor(readonly store: PanelStore) {
-    this.search = searchField("Filter events", () => store.set({ words: this.search.value }));
+    this.search = searchField("Filter events", () => store.set({ find: this.search.value }));
     this.list = new RowList({ label: "Events", rowHeight: 56, key: (index) => this.shown[index],
-      draw: (index, row) => drawEvent(this.shown[index], row),
+      draw: (index, row) => drawEvent(this.shown[index], row, this.store.state.loaded?.lanes ?? []),
       choose: (index) => select(store, this.shown[index], true) });
     this.element = element(
       "section",
       { class: "events", "aria-label": "Events" },
-      element("header", "events-head", this.title, this.search),
+      element("header", "events-head", iconButton("»", "Fold the events away", () => fold(store, "events")), this.title,
+        this.search),
       this.nothing,
       this.list.element,
     );
   }
 
   watch() {
-    this.store.watch(["loaded", "hidden", "event", "words"], () => this.#show());
+    this.store.watch(["loaded", "hidden", "event", "find"], () => this.#show());
   }
 
   #show() {
@@ -49,10 +50,11 @@ export class EventList {
     const { loaded, hidden } = state;
     if (!loaded) return;
     const { eventsAnswer, lanes, info } = loaded;
-    const total = eventsAnswer && lanes.reduce((sum, lane) => sum + lane.events.length, 0);
+    const total = eventsAnswer && listedTotal(lanes);
     const selected = chosenEvent(state);
     const known = info.columns.includes("skipped"); // plain scalars may lack a loss scale
-    this.shown = withWords(listedEvents(lanes, hidden), state.words);
+    if (this.search.value !== state.find) this.search.value = state.find; // from an address
+    this.shown = withWords(listedEvents(lanes, hidden), state.find);
     const all = this.shown.length === total ? "" : ` of ${formatCount(total)}`;
     this.title.textContent = total === null ? "Events" : `Events (${formatCount(this.shown.length)}${all})`;
     this.nothing.hidden = this.shown.length > 0;
@@ -63,7 +65,8 @@ export class EventList {
   }
 }
 
-function drawEvent(event: TbnumEvent, row: HTMLElement) {
+function drawEvent(event: TbnumEvent, row: HTMLElement, lanes: Lane[]) {
+  const change = event.kind === "skip" ? backoffAt(lanes, event.step) : null;
   row.classList.add("event-row", `severity-${event.severity}`);
   row.dataset.step = String(event.step);
   row.dataset.kind = event.kind;
@@ -74,7 +77,9 @@ function drawEvent(event: TbnumEvent, row: HTMLElement) {
       "event-line",
       icon(laneKind(event.kind)),
       element("span", "event-kind", eventTitle(event.kind)),
+      ...(event.severity === "info" ? [] : [element("span", `severity severity-${event.severity}`, event.severity)]),
       ...causeChip(event.cause),
+      ...(change ? [element("span", "event-change", change.replaceAll(/[\d,]+ \((.*?)\)/g, "$1"))] : []),
       element("span", "event-step", `step ${formatCount(event.step)}`),
     ),
     element("span", "event-message", typeset(event.message) || scaleChange(event.data) || ""),

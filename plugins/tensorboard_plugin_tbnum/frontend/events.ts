@@ -16,21 +16,43 @@ export function eventAt(lane: Lane, index: number) {
   return lane.events[lane.owner ? lane.owner[index] : index];
 }
 
-/** The events that the legend lets through, in order of step. */
-export function listedEvents(lanes: Lane[], hidden: ReadonlySet<string>) {
+/**
+ * The events that the legend lets through, in order of step. A skip and the backoff of the scale that follows from it
+ * are one. @param folded whether they are
+ */
+export function listedEvents(lanes: Lane[], hidden: ReadonlySet<string>, folded = true) {
   const order = new Map(LANES.map((lane, index) => [lane.id, index]));
-  return shownLanes(lanes, hidden).flatMap((lane) => lane.events).sort((a, b) =>
-    a.step - b.step
-    || (order.get(laneOf(a.kind)) ?? 0) - (order.get(laneOf(b.kind)) ?? 0)
-  );
+  const shown = shownLanes(lanes, hidden);
+  const skips = folded && !hidden.has("skip") ? lanes.find(({ kind }) => kind.id === "skip") : undefined;
+  const skipped = new Set(skips?.steps);
+  return shown.flatMap(({ kind, events }) =>
+    kind.id === "scale_backoff" ? events.filter(({ step }) => !skipped.has(step)) : events
+  ).sort((a, b) => a.step - b.step || (order.get(laneOf(a.kind)) ?? 0) - (order.get(laneOf(b.kind)) ?? 0));
+}
+
+const NOTHING_HIDDEN: ReadonlySet<string> = new Set();
+const listedInAll: WeakMap<Lane[], number> = new WeakMap();
+
+/** How many there are to list, whatever the legend hides. */
+export function listedTotal(lanes: Lane[]) {
+  const known = listedInAll.get(lanes) ?? listedEvents(lanes, NOTHING_HIDDEN).length;
+  listedInAll.set(lanes, known);
+  return known;
+}
+
+/** How the scale changed at a step, by its backoff. */
+export function backoffAt(lanes: Lane[], step: number) {
+  const lane = lanes.find(({ kind }) => kind.id === "scale_backoff");
+  const at = lane ? lowerBound(lane.steps, step) : -1;
+  return lane && lane.steps[at] === step ? scaleChange(lane.events[at].data) : null;
 }
 
 /** Those that have every word. */
 export function withWords(events: TbnumEvent[], wanted: string) {
   const parts = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   if (!parts.length) return events;
-  return events.filter(({ kind, cause, message, step, optimizer }) => {
-    const text = `${words(kind)} ${words(cause)} ${message} ${typeset(message)} ${step} ${optimizer ?? ""}`
+  return events.filter(({ kind, cause, message, step, optimizer, severity }) => {
+    const text = [severity, words(kind), words(cause), message, typeset(message), step, optimizer].join(" ")
       .toLowerCase();
     return parts.every((part) => text.includes(part));
   });
@@ -39,10 +61,10 @@ export function withWords(events: TbnumEvent[], wanted: string) {
 /** Events whose marks stand at a step. */
 export function eventsAt(lanes: Lane[], step: number) {
   return lanes.flatMap((lane) => {
-    const found = [];
-    for (let index = lowerBound(lane.steps, step); index < lane.steps.length && lane.steps[index] === step; index++)
-      found.push(eventAt(lane, index));
-    return found;
+    const mark = lowerBound(lane.steps, step);
+    if (lane.steps[mark] !== step) return [];
+    const first = eventAt(lane, mark);
+    return [first, ...lane.events.filter((event) => event !== first && event.step === step)];
   });
 }
 
@@ -52,24 +74,30 @@ export function eventTitle(kind: string) {
 }
 
 /**
- * What a run's skips were, in a line: "7 skips (0.01 %): 5 scale warmup, 2 bad batch". `known`: whether the log can
- * tell.
+ * What a run's skips were, in a line: "7 skips (0.01 %): 5 scale warmup, 2 bad batch". A step that several optimizers
+ * skipped is one. @param known whether the log can tell
  */
 export function skipSummary(events: TbnumEvent[], steps: number, known: boolean = true) {
   const skips = events.filter((event) => event.kind === "skip");
   if (!skips.length) return known ? "no skips" : "skips unknown";
+  const first = new Map<number, TbnumEvent>();
+  for (const event of skips) if (!first.has(event.step)) first.set(event.step, event);
   const causes: Map<string, number> = new Map();
-  for (const { cause, data } of skips)
+  for (const { cause, data } of first.values())
     causes.set(cause ?? "unknown", (causes.get(cause ?? "unknown") ?? 0) + Number(data.at_least ?? 1));
   const parts = [...causes].sort((a, b) => b[1] - a[1]).map(([cause, count]) =>
     `${formatCount(count)} ${words(cause)}`
   );
-  if (skips[0].data.inferred) {
-    return `at least ${counted([...causes.values()].reduce((sum, count) => sum + count, 0), "skip")}: ${
-      parts.join(", ")
-    }`;
-  }
-  return `${counted(skips.length, "skip")} (${formatShare(skips.length, steps)}): ${parts.join(", ")}`;
+  const total = [...causes.values()].reduce((sum, count) => sum + count, 0);
+  if (skips[0].data.inferred) return `at least ${counted(total, "skip")}: ${parts.join(", ")}`;
+  return `${counted(first.size, "skip")} (${formatShare(first.size, steps)}): ${parts.join(", ")}`;
+}
+
+/** Spikes in a line: "1 spike (step 605)", "3 spikes (first at step 605)". */
+export function spikeSummary(events: TbnumEvent[]) {
+  const steps = [...new Set(events.filter(({ kind }) => laneOf(kind) === "spike").map(({ step }) => step))];
+  if (!steps.length) return "";
+  return `${counted(steps.length, "spike")} (${steps.length > 1 ? "first at " : ""}step ${formatCount(steps[0])})`;
 }
 
 export function scaleChange(data: Record<string, any>) {

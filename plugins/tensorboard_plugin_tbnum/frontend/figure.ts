@@ -78,7 +78,7 @@ export function figure(charts: Charts, title: string,
         context.strokeText(String(count), 0, 0);
         context.fillText(String(count), 0, 0);
       } else {
-        const open = ["cross", "star"].includes(lane.kind.shape);
+        const open = ["cross", "star", "peak"].includes(lane.kind.shape);
         context.lineWidth = open ? 2.4 : 1;
         const path = new Path2D(OUTLINES[lane.kind.shape]);
         if (!open) context.fill(path);

@@ -23,6 +23,13 @@ export function formatCount(value: number | null | undefined) {
   return WHOLE.format(value);
 }
 
+/** A count as people write it, thousands apart or not: 1200, 1,200, 1.200, 1 200. Null: it is none. */
+export function parseCount(text: string): number | null {
+  const wanted = text.trim();
+  if (!/^\d+$|^\d{1,3}([.,_'’\s]\d{3})+$/.test(wanted)) return null;
+  return Number(wanted.replaceAll(/\D/g, ""));
+}
+
 /** A count where room is short: 999, 1.2k, 35k, 1.2M. */
 export function formatCompact(value: number) {
   for (const [size, letter] of ([[1e9, "G"], [1e6, "M"], [1e3, "k"]] as [number, string][])) {
@@ -125,6 +132,14 @@ export function formatElapsed(seconds: number | null | undefined, decimals?: num
   else if (hours) text = `${hours}:${two(minutes)}:${two(rest)}`;
   else text = `${minutes}:${two(rest)}`;
   return (seconds < 0 && rounded > 0 ? MINUS : "") + text + fraction;
+}
+
+const CLOCK = new Intl.DateTimeFormat("en-GB", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit",
+  second: "2-digit" });
+
+/** Day and time of the wall clock where the reader is: "2 Dec, 14:05:09". @param seconds since the epoch */
+export function formatClock(seconds: number | null) {
+  return seconds === null || !Number.isFinite(seconds) ? "" : CLOCK.format(seconds * 1000);
 }
 
 /** How long ago in the largest fitting unit: 12 s, 3 min, 5 h, 2 days. */

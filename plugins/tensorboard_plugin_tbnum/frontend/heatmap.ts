@@ -4,11 +4,11 @@
  */
 
 import { hover, openTensor } from "./actions.ts";
-import { FONT, button, element, factTable, placeBeside, sized, styled, table } from "./elements.ts";
+import { button, element, factTable, placeBeside, table } from "./elements.ts";
 import { counted, formatCount, formatNumber, linearTicks, stepLabels, timeLabels, timeTicks } from "./format.ts";
 import { wheelZoom } from "./gestures.ts";
-import { badnessOf, brokenRows, colourMap, deepest, depthAtFirst, heatRows, packed, rowPixels,
-  spans } from "./heatcells.ts";
+import { badnessOf, brokenRows, colourMap, deepest, depthAtFirst, heatRows, spans } from "./heatcells.ts";
+import { LABEL_HEIGHT, paintCells } from "./heatpaint.ts";
 import { lowerBound } from "./sorted.ts";
 import { zoomTo } from "./zoom.ts";
 
@@ -30,7 +30,7 @@ export type HeatState = {
   pinned: number | null;
 };
 
-const ROW_HEIGHTS = { least: 3, most: 26, label: 11 };
+const ROW_HEIGHTS = { least: 3, most: 26 };
 const LABELLED_ROWS = 60; // so many scroll rather than lose their names
 
 export class HeatMap {
@@ -150,7 +150,7 @@ export class HeatMap {
   /** Pixels of a row. */
   get #height() {
     const fitting = Math.floor(this.scroller.clientHeight / Math.max(1, this.rows.length));
-    const least = this.rows.length <= LABELLED_ROWS ? ROW_HEIGHTS.label + 2 : ROW_HEIGHTS.least;
+    const least = this.rows.length <= LABELLED_ROWS ? LABEL_HEIGHT + 2 : ROW_HEIGHTS.least;
     return this.rowHeight || Math.max(least, Math.min(18, fitting));
   }
 
@@ -166,48 +166,8 @@ export class HeatMap {
     const height = this.#height;
     if (!this.rowHeight) this.heightSlider.value = String(height);
     this.inner.style.height = `${Math.max(scroller.clientHeight, this.rows.length * height)}px`;
-    const ratio = devicePixelRatio || 1;
-    const [width, tall] = [scroller.clientWidth, scroller.clientHeight];
-    const context = sized(canvas, width, tall);
-    const colour = styled();
-    const dark = document.documentElement.classList.contains("dark");
-    const map = colourMap(dark);
-    const [ink, ground] = dark ? [packed([255, 120, 215]), packed([40, 10, 34])]
-      : [packed([163, 18, 122]), packed([255, 226, 246])];
-    const pixels = Math.round(geometry.width * ratio);
-    const places = spans(cells, geometry, ratio);
-    const first = Math.floor(scroller.scrollTop / height);
-    const last = Math.min(this.rows.length, Math.ceil((scroller.scrollTop + tall) / height));
-    const gap = height >= 6 ? Math.max(1, Math.round(ratio)) : 0;
-    const image = context.createImageData(Math.max(1, pixels), canvas.height);
-    const data = new Uint32Array(image.data.buffer);
-    for (let index = first; index < last; index++) {
-      const line = rowPixels(cells, this.rows[index].members, places, pixels, mode, range);
-      const top = Math.round((index * height - scroller.scrollTop) * ratio);
-      const bottom = Math.round(((index + 1) * height - scroller.scrollTop) * ratio) - gap;
-      for (let y = Math.max(0, top); y < Math.min(canvas.height, Math.max(bottom, top + 1)); y++) {
-        for (let x = 0; x < pixels; x++) {
-          const share = line[x];
-          if (share >= 0) data[y * pixels + x] = map[share];
-          else if (share === -2) data[y * pixels + x] = (x + y) % 4 < 2 ? ink : ground;
-        }
-      }
-    }
-    context.putImageData(image, Math.round(geometry.left * ratio), 0);
-    context.scale(ratio, ratio);
-    context.font = `${Math.min(12, Math.max(10, height - 3))}px ${FONT}`;
-    context.textBaseline = "middle";
-    let written = -Infinity;
-    for (let index = first; index < last; index++) {
-      const middle = (index + 0.5) * height - scroller.scrollTop;
-      if (middle - written < ROW_HEIGHTS.label) continue;
-      written = middle;
-      const row = this.rows[index];
-      context.fillStyle = colour(row.group ? "--text" : "--text-2");
-      const indent = 16 + (row.level ? 14 : 0);
-      if (row.group) context.fillText(row.open ? "▾" : "▸", 4, middle);
-      context.fillText(shortened(context, row.label, geometry.left - indent - 8), indent, middle);
-    }
+    paintCells(canvas, { cells, mode, range, geometry, rows: this.rows, height, top: scroller.scrollTop,
+      width: scroller.clientWidth, tall: scroller.clientHeight });
     const count = Math.max(2, Math.floor(geometry.width / 100));
     const ticks = geometry.time ? timeTicks(geometry.min, geometry.max, count)
       : linearTicks(geometry.min, geometry.max, count, 1);
@@ -439,9 +399,10 @@ export class HeatMap {
     if (!state) return;
     const bucket = this.#bucket(state.cursor ?? state.view[1]);
     const { step, stepLast } = state.cells;
+    const what = state.mode.scale === "none" ? "Gradient norm" : state.mode.title;
     this.table.replaceChildren(table(
       "small-table",
-      ["Tensor", state.mode.title, "Not finite"],
+      ["Tensor", what, "Not finite"],
       this.rows.map((row) => {
         const facts = this.#facts(row, bucket);
         return [row.group ? `${row.label} (${row.members.length})` : row.name, facts[1]?.[1] ?? "–",
@@ -458,12 +419,4 @@ export class HeatMap {
     this.tip.remove();
     this.element.remove();
   }
-}
-
-/** A name cut at its front, where it says least, to fit. */
-function shortened(context: CanvasRenderingContext2D, text: string, room: number) {
-  if (context.measureText(text).width <= room) return text;
-  let cut = 1;
-  while (cut < text.length && context.measureText(`…${text.slice(cut)}`).width > room) cut++;
-  return `…${text.slice(cut)}`;
 }

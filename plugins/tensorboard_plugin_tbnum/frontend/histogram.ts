@@ -275,7 +275,10 @@ export class HistogramView {
       ? `${
         ridge.step.length > 1
           ? `Steps ${formatCount(ridge.step[0])} (top) to ${formatCount(ridge.step[ridge.step.length - 1])}`
-          : `Step ${formatCount(ridge.step[0])}`
+          : `Step ${
+            formatCount(ridge.step[0])
+          } is the only one with a histogram here: tbnum.wrap(…, histogram_interval=N)`
+            + " records one every N steps"
       }; dashed: float16` : "";
     const ratio = devicePixelRatio || 1;
     const [width, height] = [ridgeBox.clientWidth, ridgeBox.clientHeight];
@@ -320,11 +323,14 @@ export class HistogramView {
       const chosen = step[row] === this.#ridgeStep(ridge, histogram.step);
       context.beginPath();
       context.moveTo(x(from), base);
-      for (let bin = used[0] ?? 1; bin <= (used[used.length - 1] ?? 1); bin++) {
+      const [firstBin, lastBin] = [used[0] ?? 1, used[used.length - 1] ?? 1];
+      context.lineTo(x(firstBin + upper - 1), base); // what is beyond the bins is nothing: no slope leads to it
+      for (let bin = firstBin; bin <= lastBin; bin++) {
         const y = base - (counts[row * bins + bin] / (most || 1)) * tall;
         context.lineTo(x(bin + upper - 1), y);
         context.lineTo(x(bin + upper), y);
       }
+      context.lineTo(x(lastBin + upper), base);
       context.lineTo(x(to), base);
       context.fillStyle = colour("--raised");
       context.globalAlpha = 0.82;

@@ -30,7 +30,11 @@ export function writePlace(place: Place) {
     const { location, history } = page();
     if (!isOurs(location.hash)) return;
     const hash = formatPlace(location.hash, place);
-    if (hash !== location.hash) history.replaceState(history.state, "", hash);
+    if (hash === location.hash) return;
+    // Back leads to the run before; what else changes of a place is no step of the way.
+    const before = parsePlace(location.hash).run;
+    if (before !== null && before !== place.run) history.pushState(history.state, "", hash);
+    else history.replaceState(history.state, "", hash);
   } catch {
     // Browsers limit how often a page may do this; the next change writes again.
   }

@@ -9,7 +9,7 @@ import { areaOf } from "./canvas.ts";
 import { svg } from "./elements.ts";
 import { eventAt } from "./events.ts";
 import { counted, formatCount } from "./format.ts";
-import { cluster, glyph, onCurve, pillWidth, shownLanes } from "./marks.ts";
+import { cluster, glyph, isQuiet, onCurve, pillWidth, shownLanes } from "./marks.ts";
 import { ONTO_AXIS } from "./plotdata.ts";
 import { indexOfStep } from "./sorted.ts";
 import { zoomTo } from "./zoom.ts";
@@ -86,8 +86,12 @@ export class MarkLanes {
         const y = curveY(plot, model.series, scale, source, placed.first);
         const mark = svg(
           "g",
-          { class: `mark lane-${source.kind.id}${event === model.selected ? " selected" : ""}`,
-            transform: `translate(${placed.x.toFixed(1)} ${y.toFixed(1)})` },
+          {
+            class: `mark lane-${source.kind.id}${event === model.selected ? " selected" : ""}${
+              isQuiet(source, placed) ? " quiet" : " grave"
+            }`,
+            transform: `translate(${placed.x.toFixed(1)} ${y.toFixed(1)})`,
+          },
           svg("circle", { class: "halo", r: 10 }),
           svg("circle", { class: "hit", r: 12 }),
           glyph(source.kind),
@@ -116,17 +120,16 @@ export class MarkLanes {
   }
 
   #laneMark(lane: Lane, one: Cluster, left: number, middle: number, selected: TbnumEvent | null) {
-    const event = eventAt(lane, one.first);
     const steps = [lane.steps[one.first], lane.steps[one.first + one.count - 1]];
-    const chosen = one.single ? event === selected
-      : selected && selected.step <= steps[1] && (selected.data.last_step ?? selected.step) >= steps[0]
-        && lane.events.includes(selected);
+    const chosen = selected && selected.step <= steps[1] && (selected.data.last_step ?? selected.step) >= steps[0]
+      && lane.events.includes(selected);
     const what = one.count === 1
       ? `${lane.kind.name} at step ${formatCount(steps[0])}`
       : `${formatCount(one.count)} ${lane.kind.plural}, ${
         one.single ? `step ${formatCount(steps[0])}` : `steps ${formatCount(steps[0])} to ${formatCount(steps[1])}`
       }`;
-    const mark = svg("g", { class: `mark lane-${lane.kind.id}${chosen ? " selected" : ""}`, role: "button",
+    const quiet = isQuiet(lane, one) ? " quiet" : " grave";
+    const mark = svg("g", { class: `mark lane-${lane.kind.id}${chosen ? " selected" : ""}${quiet}`, role: "button",
       tabindex: -1, "aria-label": what, transform: `translate(${(left + one.x).toFixed(1)} ${middle})`,
       "data-key": `${lane.kind.id}:${steps[0]}`, "data-step": steps[0], "data-count": one.count,
       "data-kind": lane.kind.id });
@@ -165,10 +168,11 @@ export class MarkLanes {
     });
     const look = () => hover(this.store, step);
     mark.addEventListener("mouseenter", look);
+    mark.addEventListener("mouseleave", () => hover(this.store, null));
+    if (!mark.hasAttribute("tabindex")) return; // what hears of the focus can be tabbed to
     mark.addEventListener("focus", () => {
       if (mark.matches(":focus-visible")) look();
     });
-    mark.addEventListener("mouseleave", () => hover(this.store, null));
     mark.addEventListener("blur", () => hover(this.store, null));
   }
 

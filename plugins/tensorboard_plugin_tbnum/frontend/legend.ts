@@ -3,7 +3,7 @@
 import { toggleMarks } from "./actions.ts";
 import { element } from "./elements.ts";
 import { formatCount, words } from "./format.ts";
-import { causeId, causesOf, icon } from "./marks.ts";
+import { causeId, causesOf, icon, severitiesOf, severityId } from "./marks.ts";
 
 import type { Lane } from "./marks.ts";
 import type { PanelStore } from "./state.ts";
@@ -25,7 +25,8 @@ export class Legend {
     const { lanes } = loaded;
     if (lanes !== this.counted.lanes)
       this.counted = { lanes,
-        text: JSON.stringify(lanes.map((lane) => [lane.kind.id, lane.steps.length, causesOf(lane)])) };
+        text: JSON.stringify([severitiesOf(lanes),
+          lanes.map((lane) => [lane.kind.id, lane.steps.length, causesOf(lane)])]) };
     const drawn = JSON.stringify([this.counted.text, ...hidden]);
     if (drawn === this.drawn) return;
     this.drawn = drawn;
@@ -40,7 +41,15 @@ export class Legend {
         ...name,
         element("span", "chip-count", formatCount(count)),
       );
-    this.element.replaceChildren(...lanes.flatMap((lane) => {
+    const severities = severitiesOf(lanes);
+    const bySeverity = severities.length < 2 ? []
+      : severities.map(([severity, count]) =>
+        chip(severityId(severity), `events of the severity ${severity}`, count, [
+          element("span", `severity-dot severity-${severity}`),
+          severity,
+        ], false)
+      );
+    this.element.replaceChildren(...bySeverity, ...lanes.flatMap((lane) => {
       const { kind, steps } = lane;
       return [
         chip(kind.id, kind.plural, steps.length, [icon(kind), kind.label], false),

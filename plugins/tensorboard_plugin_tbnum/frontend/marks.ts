@@ -50,6 +50,8 @@ export const LANES: LaneKind[] = [
   { id: "skip", label: "Skips", name: "skip", plural: "skips", kinds: ["skip"], shape: "cross" },
   { id: "nonfinite_loss", label: "NaN, ∞", name: "non-finite loss", plural: "non-finite losses",
     kinds: ["nonfinite_loss"], shape: "star" },
+  { id: "spike", label: "Spikes", name: "spike", plural: "spikes", kinds: ["loss_spike", "grad_norm_spike"],
+    shape: "peak" },
   { id: "scale_backoff", label: "Backoffs", name: "scale backoff", plural: "scale backoffs", kinds: ["scale_backoff"],
     shape: "down" },
   { id: "scale_growth", label: "Growths", name: "scale growth", plural: "scale growths", kinds: ["scale_growth"],
@@ -83,9 +85,16 @@ export function buildLanes(events: TbnumEvent[], nonfiniteLoss: NonfiniteAnswer 
       continue;
     }
     const own = byLane.get(kind.id);
-    if (own) lanes.push({ kind, events: own, steps: Float64Array.from(own, (event) => event.step), owner: null });
+    if (own) lanes.push(laneWith(kind, own));
   }
   return lanes;
+}
+
+/** A mark for each step: of several optimizers' events at one step, the first one's. @param events in order of step */
+function laneWith(kind: LaneKind, events: TbnumEvent[]): Lane {
+  const first = [...events.keys()].filter((at) => at === 0 || events[at].step !== events[at - 1].step);
+  return { kind, events, steps: Float64Array.from(first, (at) => events[at].step),
+    owner: first.length === events.length ? null : Uint32Array.from(first) };
 }
 
 /** What the legend turns off of a lane's events by: their kind, or a cause of theirs. */
@@ -93,22 +102,49 @@ export function causeId({ kind }: Lane, cause: string | null) {
   return `${kind.id}/${cause ?? "unknown"}`;
 }
 
-/** How many of a lane's events have each cause, the commonest first; empty where there is one. */
-export function causesOf({ events, owner }: Lane): [string, number][] {
-  const causes: Map<string, number> = new Map();
-  if (!owner) {
-    for (const { cause } of events) causes.set(cause ?? "unknown", (causes.get(cause ?? "unknown") ?? 0) + 1);
+/** What the legend turns events of a severity off by. */
+export function severityId(severity: string) {
+  return `severity/${severity}`;
+}
+
+export const SEVERITIES = ["error", "warning", "info"];
+
+/** How many events have each severity, the gravest first; those that there are none of are left out. */
+export function severitiesOf(lanes: Lane[]): [string, number][] {
+  const events = lanes.flatMap((lane) => lane.events);
+  return SEVERITIES.map((
+    severity,
+  ): [string, number] => [severity, events.filter((event) => event.severity === severity).length])
+    .filter(([, count]) => count > 0);
+}
+
+/** Whether nothing of a cluster needs a hand: protection at work. */
+export function isQuiet({ events, owner, steps }: Lane, { first, count }: Cluster) {
+  const last = steps[first + count - 1];
+  let at = owner ? owner[first] : first;
+  while (at < events.length && events[at].step <= last && events[at].severity === "info") at += 1;
+  return at === events.length || events[at].step > last;
+}
+
+/** At how many steps a lane's events have each cause, the commonest first; empty where there is one. */
+export function causesOf({ events }: Lane): [string, number][] {
+  const steps: Map<string, Set<number>> = new Map();
+  for (const { step, cause } of events) {
+    const known = steps.get(cause ?? "unknown") ?? new Set();
+    steps.set(cause ?? "unknown", known.add(step));
   }
-  return causes.size > 1 ? [...causes].sort((a, b) => b[1] - a[1]) : [];
+  const counts = [...steps].map(([cause, at]): [string, number] => [cause, at.size]);
+  return counts.length > 1 ? counts.sort((a, b) => b[1] - a[1]) : [];
 }
 
 /** The lanes, and of them the events, that the legend lets through. @param hidden ids of kinds and of causes */
 export function shownLanes(lanes: Lane[], hidden: ReadonlySet<string>) {
   return lanes.filter((lane) => !hidden.has(lane.kind.id)).map((lane) => {
-    const events = hidden.size && !lane.owner ? lane.events.filter(({ cause }) => !hidden.has(causeId(lane, cause)))
-      : lane.events;
-    return events.length === lane.events.length ? lane
-      : { ...lane, events, steps: Float64Array.from(events, ({ step }) => step) };
+    if (!hidden.size) return lane;
+    const events = lane.events.filter(({ severity, cause }) =>
+      !hidden.has(severityId(severity)) && !hidden.has(causeId(lane, cause))
+    );
+    return events.length === lane.events.length ? lane : laneWith(lane.kind, events);
   }).filter(({ steps }) => steps.length);
 }
 
@@ -223,7 +259,7 @@ export function onCurve(lanes: Cluster[][], width: number, room: number = 11): {
 /** Outlines of the shapes around (0, 0), about 12 by 12. */
 export const OUTLINES: Record<string, string> = { cross: "M-5-5 5 5M5-5-5 5", up: "M0-5.5 5.5 4.5H-5.5Z",
   down: "M0 5.5 5.5-4.5H-5.5Z", diamond: "M0-6 6 0 0 6-6 0Z", square: "M-4.75-4.75H4.75V4.75H-4.75Z",
-  star: "M0-6V6M-5.2-3 5.2 3M5.2-3-5.2 3", flag: "M-4.5 6.5V-6L5.5-2.5-4.5 1" };
+  star: "M0-6V6M-5.2-3 5.2 3M5.2-3-5.2 3", flag: "M-4.5 6.5V-6L5.5-2.5-4.5 1", peak: "M-6 5H-3L0-5.5 3 5H6" };
 
 /** The shape of a lane, to be placed by a transform. */
 export function glyph(kind: LaneKind) {

@@ -8,58 +8,35 @@
 import { chooseRun, say } from "./actions.ts";
 import { element, iconButton } from "./elements.ts";
 import { counted, formatAligned, formatCount, formatScale } from "./format.ts";
-import { drawEndNumbers, drawRuns, drawSkips, skipsOf } from "./overlaycanvas.ts";
+import { MOST_NAMED_LANES, aliveAt, drawEndNumbers, drawRuns, drawSkips } from "./overlaycanvas.ts";
+import { OverlayData } from "./overlaydata.ts";
 import { PADDING_RIGHT } from "./plot.ts";
-import { ONTO_AXIS, missingAfter, smoothed } from "./plotdata.ts";
-import { DASHES, RunColors, groupName, linesOf, shortNames, swatch } from "./runlines.ts";
+import { ONTO_AXIS, isSmoothed, smoothedOnto } from "./plotdata.ts";
+import { DASHES, groupName, linesOf, shortNames, swatch } from "./runlines.ts";
 import { bucketAt, lowerBound } from "./sorted.ts";
 import { bucketsOf, letsThrough, prefixOf } from "./state.ts";
 import { placesOf } from "./xaxis.ts";
 
 import type { Api } from "./api.ts";
+import type { Against } from "./baseline.ts";
 import type { Charts } from "./charts.ts";
 import type { PanelStore } from "./state.ts";
-import type { RunRow, Values } from "./answers.ts";
+import type { Values } from "./answers.ts";
 import type { LineEnd, OverlayLine } from "./overlaycanvas.ts";
+import type { OverlayScene } from "./overlaydata.ts";
 import type { Plot } from "./plot.ts";
 import type { ValuesSource } from "./values.ts";
 import type { ChartSpec, Scale } from "./views.ts";
-import type { Alignment } from "./xaxis.ts";
-
-/** What is to be in the charts beside the current run. */
-export type OverlayScene = {
-  current: string;
-  others: string[];
-  grouped: boolean;
-  axis: Alignment;
-  rows: RunRow[];
-  /** what TensorBoard's filter lets through */
-  lets: (run: string) => boolean;
-  prefix: string;
-  columns: string[];
-  smoothing: number;
-  buckets: number;
-  zoomed: boolean;
-  /** the x in view */
-  range: () => [number, number];
-};
 
 export class Overlay {
-  colors = new RunColors();
-  scene: OverlayScene | null = null;
-  /** those whose data is there */
-  whole: OverlayLine[] = [];
-  /** of the view and its surroundings */
-  near: OverlayLine[] = [];
-  nearRange = [0, 0];
+  data: OverlayData;
+  /** what the legend was drawn from */
   drawn = "";
-  asked = "";
-  askedNear = "";
-  request: AbortController | null = null;
-  answer: { header: any; arrays: Map<string, Values> } | null = null;
   others: string[] = [];
-  lines: string[][] = [];
-  nearSpan = 0;
+  /** Values as they are, or held against the baseline. */
+  againstSelect = element("select", { class: "small", hidden: true,
+    "aria-label": "How runs are held against each other",
+    onchange: () => this.store.set({ against: this.againstSelect.value as Against }) });
   /** The legend, for a picture of it. */
   named: { text: string; color: string; dash: number[] }[] = [];
   /** Where lines end in each chart, in pixels of its canvas. */
@@ -72,17 +49,18 @@ export class Overlay {
   strip = element("canvas", { class: "overlay-skips", role: "img", height: 0 });
 
   constructor(readonly api: Api, readonly store: PanelStore, readonly charts: Charts) {
+    this.data = new OverlayData(api, store);
     this.group = element("button", { class: "small", type: "button",
       title: "Runs that differ in the seed alone become their mean and its range", onclick: () => this.#regroup() },
       "Group seeds");
     this.bar = element("section", { class: "overlay-bar", "aria-label": "Runs beside each other" }, this.list,
-      this.group);
+      this.againstSelect, this.group);
     store.watch(["table"], () => {
       this.prepare();
-      this.ask(true);
+      this.data.ask(true);
     });
     store.watch(["now"], () => {
-      if (this.#isStale) this.ask(true);
+      if (this.data.isStale) this.data.ask(true);
     });
   }
 
@@ -91,26 +69,29 @@ export class Overlay {
     say(this.store, this.charts.summaries[0] ?? "");
   }
 
-  /** What is there has changed: the charts are drawn with it. */
   redraw() {
-    this.store.set({ beside: { extent: this.#extent } });
+    this.data.redraw();
+  }
+
+  ask() {
+    this.data.ask();
   }
 
   /** Whether other runs are in the charts. */
   get active() {
-    return (this.scene?.others.length ?? 0) > 0;
-  }
-
-  get dark() {
-    return document.documentElement.classList.contains("dark") ? 1 : 0;
+    return this.data.active;
   }
 
   colorOf(run: string) {
-    return this.colors.of(run)[this.dark];
+    return this.data.colorOf(run);
+  }
+
+  relativeFor(spec: ChartSpec) {
+    return this.data.relativeFor(spec);
   }
 
   get currentColor() {
-    return this.colorOf(this.scene?.current ?? "");
+    return this.colorOf(this.data.scene?.current ?? "");
   }
 
   #remove(runs: string[]) {
@@ -119,11 +100,31 @@ export class Overlay {
 
   /** @param runs all that TensorBoard knows, in its order */
   know(runs: string[]) {
-    this.colors.know(runs);
-    if (this.answer) this.whole = this.#decoded(this.answer);
-    this.near = [];
-    this.askedNear = this.drawn = "";
-    this.redraw();
+    this.drawn = "";
+    this.data.know(runs);
+  }
+
+  #showAgainst() {
+    const { baseline, against, run, over } = this.store.state;
+    const there = baseline !== null && (baseline === run || over.includes(baseline));
+    this.againstSelect.hidden = !there;
+    if (!there || this.againstSelect.dataset.of === baseline) {
+      this.againstSelect.value = against;
+      return;
+    }
+    this.againstSelect.dataset.of = baseline;
+    const name = this.#nameOf([baseline]);
+    this.againstSelect.replaceChildren(element("option", { value: "off" }, "Values"),
+      element("option", { value: "difference" }, `Difference from ${name}`),
+      element("option", { value: "ratio" }, `Ratio to ${name}`));
+    this.againstSelect.value = against;
+  }
+
+  /** Holds a run as what others are held against, or lets go of it. */
+  #hold(run: string) {
+    const { baseline, against } = this.store.state;
+    if (baseline === run) this.store.set({ baseline: null, against: "off" });
+    else this.store.set({ baseline: run, against: against === "off" ? "difference" : against });
   }
 
   /** What is to be in the charts, before they are drawn. */
@@ -134,149 +135,54 @@ export class Overlay {
     const columns = this.charts.panes.filter(({ spec }) => spec.id !== "tensor").map(({ spec }) =>
       (spec.ofOptimizer ? prefix : "") + spec.lines[0].column
     );
-    const scene: OverlayScene = this.scene = { current, prefix, rows: state.table?.runs ?? [],
+    const scene: OverlayScene = this.data.scene = { current, prefix, rows: state.table?.runs ?? [],
       others: state.over.filter((run) => run !== current), grouped: state.grouped, axis: state.axis,
       smoothing: state.smoothing, buckets: bucketsOf(state), zoomed: state.zoom !== null,
       columns: [...columns, "skipped", "step"], lets: (run) => letsThrough(state, run),
       range: () => [this.charts.geometry.min, this.charts.geometry.max] };
     this.bar.hidden = this.strip.hidden = !this.active;
+    this.#showAgainst();
     const settings = new Map(scene.rows.map((row) => [row.run, row.setting]));
     const known = new Set(settings.keys());
     this.others = scene.others.filter((run) => known.has(run) && scene.lets(run));
-    this.lines = linesOf(scene.current, this.others, (run) => settings.get(run), scene.grouped);
+    this.data.lines = linesOf(scene.current, this.others, (run) => settings.get(run), scene.grouped);
     const groups = linesOf(scene.current, this.others, (run) => settings.get(run), true);
     this.group.hidden = groups.every((runs) => runs.length < 2);
     this.group.setAttribute("aria-pressed", String(scene.grouped));
     this.#legend();
   }
 
-  /** Fetches what the charts lack, after they were drawn. @param fresh whether the runs may have gone on */
-  async ask(fresh: boolean = false) {
-    if (!this.active) return;
-    if (!this.lines.length) {
-      this.whole = this.near = [];
-      this.asked = "";
-      return;
-    }
-    try {
-      const question = this.#question;
-      if (question !== this.asked || fresh) await this.#askWhole(question);
-      if (question === this.asked) await this.#askNear(question);
-    } catch (error) {
-      if (error instanceof Error && error.name === "AbortError") return;
-      this.asked = this.askedNear = "";
-      this.store.set({ error });
-    }
+  /** Whether a view is smoothed though it is not of the loss. */
+  #isSmooth({ id }: ChartSpec) {
+    return this.store.state.views.smooth.has(id);
   }
 
-  /** What the lines that are drawn must be an answer to. */
-  get #question() {
-    return JSON.stringify([this.lines, this.scene?.axis, this.scene?.columns]);
-  }
-
-  /** As many buckets as the current run has, so that smoothing does the same to all. */
-  #query(interval: [string, string][] = []): [string, string][] {
-    const { axis, columns, buckets } = this.scene as OverlayScene;
-    const points = interval.length ? 2 * buckets : buckets;
-    return [...columns.map((column) => (["column", column] as [string, string])), ["x", axis], ["buckets",
-      String(points)], ...interval];
-  }
-
-  async #askWhole(question: string) {
-    const changed = question !== this.asked;
-    this.asked = question;
-    if (changed) this.near = [];
-    const answer = await this.api.overlay(this.lines, this.#query());
-    if (this.asked !== question || (!changed && answer === this.answer)) return;
-    this.answer = answer;
-    this.whole = this.#decoded(answer);
-    this.askedNear = "";
-    this.nearSpan = Infinity; // what is near may have gone on too
-    this.redraw();
-  }
-
-  /** The view with half of it on either side, where the whole is too coarse for it. */
-  async #askNear(question: string) {
-    const { scene } = this;
-    if (!scene?.zoomed || !this.whole.some((line) => line.size > 1)) return;
-    const [from, to] = scene.range();
-    if (this.near.length && this.nearRange[0] <= from && this.nearRange[1] >= to && this.nearSpan <= 4 * (to - from))
-      return;
-    const unit = scene.axis === "time" ? 1000 : 1;
-    const margin = (to - from) / 2;
-    const near = [Math.max(0, Math.floor((from - margin) * unit)), Math.ceil((to + margin) * unit)];
-    const detail = JSON.stringify([question, near]);
-    if (detail === this.askedNear) return;
-    this.askedNear = detail;
-    this.request?.abort();
-    const request = (this.request = new AbortController());
-    const answer = await this.api.overlay(this.lines, this.#query([["from", String(near[0])], ["to", String(near[1])]]),
-      request.signal);
-    if (this.askedNear !== detail) return;
-    this.near = this.#decoded(answer);
-    this.nearSpan = (near[1] - near[0]) / unit;
-    this.nearRange = [near[0] === 0 ? -Infinity : near[0] / unit, near[1] / unit]; // there is nothing before 0
-    this.redraw();
-  }
-
-  #decoded({ header, arrays }: { header: any; arrays: Map<string, Values> }): OverlayLine[] {
-    const unit = header.x === "time" ? 1000 : 1;
-    const seen: Map<string, number> = new Map([[this.colorOf((this.scene as OverlayScene).current), 1]]);
-    return header.lines.map((told: any, at: number) => {
-      const color = this.colorOf(told.runs[0] ?? told.missing[0]);
-      const repeat = seen.get(color) ?? 0;
-      seen.set(color, repeat + 1);
-      const start = arrays.get(`${at}/x`) as Values;
-      const size = told.size / unit;
-      const of = (column: string, kind: string) => arrays.get(`${at}/${column}/${kind}`) ?? null;
-      return { runs: told.runs, skips: skipsOf({ of })?.some((count) => count > 0) ?? false, size: told.size,
-        colors: this.colors.of(told.runs[0] ?? told.missing[0]), dash: DASHES[repeat % DASHES.length],
-        first: told.first === null ? null : told.first / unit, last: told.last === null ? null : told.last / unit,
-        start: unit === 1 ? start : Float64Array.from(start, (x) => x / unit),
-        x: Float64Array.from(start, (x) => (told.size === 1 ? x / unit : x / unit + size / 2)), of,
-        missing: missingOf(of, told.size > 1), made: new Map() };
+  /** Numbers and names of the lines that lack what a chart shows. */
+  lacking(spec: ChartSpec): string[] {
+    if (spec.id === "tensor" || this.data.asked !== this.data.question) return [];
+    return this.data.whole.flatMap((line, at) => {
+      const name = this.data.columnOf(spec);
+      const lacks = line.start.length > 0 && !line.of(name, "mean") && !line.of(name, "last");
+      return lacks ? [`${at + 2} ${this.#nameOf(line.runs)}`] : [];
     });
-  }
-
-  /** The x between which there are steps, of all lines; null while that is not known. */
-  get #extent(): [number, number] | null {
-    if (this.asked !== this.#question) return null;
-    const ends = this.whole.flatMap(({ first, last }) => (first === null || last === null ? [] : [first, last]));
-    return ends.length ? [Math.min(...ends), Math.max(...ends)] : null;
-  }
-
-  /** Whether what was asked for did not come. */
-  get #isStale() {
-    return this.active && this.asked === "" && this.lines.length > 0;
-  }
-
-  /** What is drawn of the view: the finer of what is there. */
-  get #shown() {
-    const { scene } = this;
-    if (!scene || !this.active) return [];
-    const [from, to] = scene.range();
-    return scene.zoomed && this.near.length === this.whole.length && this.nearRange[0] <= from
-        && this.nearRange[1] >= to ? this.near : this.whole;
-  }
-
-  /** What a chart shows of another run: its first line. */
-  #columnOf({ ofOptimizer, lines: [first] }: ChartSpec) {
-    return (ofOptimizer ? this.scene?.prefix ?? "" : "") + first.column;
   }
 
   /** A line's points on a chart's axis, made once. */
   #points(line: OverlayLine, spec: ChartSpec, scale: Scale) {
-    const { prefix, smoothing } = this.scene as OverlayScene;
+    const { prefix, smoothing } = this.data.scene as OverlayScene;
     const [first] = spec.lines;
-    const name = this.#columnOf(spec);
-    const key = `${spec.id} ${scale} ${prefix} ${smoothing}`;
+    const name = this.data.columnOf(spec);
+    const key = `${spec.id} ${scale} ${prefix} ${smoothing} ${this.#isSmooth(spec)}`;
     let made = line.made.get(key);
-    if (made) return made;
+    const relative = this.relativeFor(spec);
+    if (made && made.relative === relative) return made;
     const raw = line.of(name, first.average ? "mean" : "last") ?? line.of(name, "mean");
-    const onto = (values: Values | null) => values && Array.from(values, ONTO_AXIS[scale]);
-    let values = onto(raw);
-    const averaged = smoothing > 0 && !first.stepped && !first.sparse && !first.average;
-    if (values && averaged) values = smoothed(values, smoothing);
+    const held = (
+      values: Values,
+    ) => (relative ? Float64Array.from(values, (value, at) => relative(value, line.x[at])) : values);
+    const onto = (values: Values | null) => values && Array.from(held(values), ONTO_AXIS[scale]);
+    const averaged = raw && isSmoothed(first, smoothing, this.#isSmooth(spec));
+    const values = averaged ? smoothedOnto(held(raw), smoothing, scale) : onto(raw);
     const group = line.runs.length > 1;
     const bands = values && group
       ? [["min", "max", 0.1], ["low", "high", 0.2]].map(([low, high, alpha]) => ({
@@ -285,7 +191,7 @@ export class Overlay {
         alpha: Number(alpha),
       })).filter(({ low }) => low) : [];
     if (bands.length === 1) bands[0].alpha = 0.22;
-    made = { values, bands, raw };
+    made = { values, bands, raw, relative };
     line.made.set(key, made);
     return made;
   }
@@ -293,9 +199,9 @@ export class Overlay {
   /** The least and the greatest in view, on a chart's axis. */
   range(spec: ChartSpec, scale: Scale): [number, number] | null {
     if (spec.id === "tensor") return null;
-    const [from, to] = this.scene?.range() ?? [0, 0];
+    const [from, to] = this.data.scene?.range() ?? [0, 0];
     let [low, high] = [Infinity, -Infinity];
-    for (const line of this.#shown) {
+    for (const line of this.data.shown) {
       const { values, bands } = this.#points(line, spec, scale);
       for (const row of values ? [values, ...bands.flatMap((band) => [band.low, band.high])] : []) {
         for (let at = Math.max(0, lowerBound(line.x, from) - 1); row && at < row.length && line.x[at] <= to; at++) {
@@ -310,11 +216,11 @@ export class Overlay {
   }
 
   drawLines(plot: Plot, spec: ChartSpec, scale: Scale) {
-    const lines = this.#shown;
+    const lines = this.data.shown;
     this.ends.delete(spec.id);
     if (!lines.length || spec.id === "tensor") return;
     const points = lines.map((line) => this.#points(line, spec, scale));
-    this.ends.set(spec.id, drawRuns(plot, spec, lines, points, this.dark, this.looked));
+    this.ends.set(spec.id, drawRuns(plot, spec, lines, points, this.data.dark, this.looked));
   }
 
   drawNumbers(plot: Plot, spec: ChartSpec) {
@@ -323,11 +229,12 @@ export class Overlay {
 
   /** Which lines have a lane of skips: those that skipped at all. */
   get #skipping() {
-    return this.active ? this.whole.flatMap((line, at) => (line.skips ? [at] : [])) : [];
+    return this.active ? this.data.whole.flatMap((line, at) => (line.skips ? [at] : [])) : [];
   }
 
   get #lane() {
-    return Math.max(3, Math.min(8, Math.floor(60 / Math.max(1, this.#skipping.length))));
+    const { length } = this.#skipping;
+    return length <= MOST_NAMED_LANES ? 14 : Math.max(3, Math.min(8, Math.floor(60 / length)));
   }
 
   get stripHeight() {
@@ -350,15 +257,18 @@ export class Overlay {
 
   /** Skips of the others, a lane each, below the marks of the current run. @param width pixels of the plots */
   drawStrip(left: number, width: number) {
-    const { strip, scene, stripHeight: height, looked } = this;
+    const { strip, stripHeight: height, looked, data: { scene } } = this;
     const context = strip.getContext("2d");
     if (!context || !scene || !height) return;
     const ratio = devicePixelRatio || 1;
     const skipping = this.#skipping;
-    const lines = skipping.map((at) => this.#shown[at]);
+    const lines = skipping.map((at) => this.data.shown[at]);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const counts = drawSkips(context, lines, (row) => looked !== null && looked !== skipping[row], { left, width,
-      full: left + width + PADDING_RIGHT, height, lane: this.#lane, range: scene.range(), dark: this.dark });
+    const names = shortNames(lines.map(({ runs }) => this.#nameOf(runs))).map((name, row) =>
+      `${skipping[row] + 2} ${name}`
+    );
+    const counts = drawSkips(context, lines, names, (row) => looked !== null && looked !== skipping[row], { left, width,
+      full: left + width + PADDING_RIGHT, height, lane: this.#lane, range: scene.range(), dark: this.data.dark });
     const said = lines.map((line, row) =>
       `${this.#nameOf(line.runs)} ${line.size > 1 ? "in " : ""}${formatCount(counts[row])}${
         line.size > 1 ? " places" : ""
@@ -374,19 +284,22 @@ export class Overlay {
   /** What each run has at x, as part of the card at the cursor. @param own the current run's value */
   valuesAt(x: number, spec: ChartSpec, own: number | null) {
     const format = spec.scale === "log2" ? formatScale : formatAligned;
-    const { current } = this.scene as OverlayScene;
+    const { current } = this.data.scene as OverlayScene;
     const rows = [{ number: 1, name: this.#nameOf([current]), color: this.colorOf(current), dash: DASHES[0],
       text: own === null ? "–" : format(own) }];
-    this.#shown.forEach((line, at) => {
+    this.data.shown.forEach((line, at) => {
       const { raw } = this.#points(line, spec, spec.scale);
       let index = bucketAt(line.start, x, line.last ?? -Infinity);
       if (spec.lines[0].sparse) { while (raw && index > 0 && Number.isNaN(raw[index])) index -= 1; }
       const value = raw && index >= 0 ? raw[index] : undefined;
-      const name = this.#columnOf(spec);
+      const name = this.data.columnOf(spec);
       const broken = (kind: string) => (line.of(name, kind)?.[index] ?? 0) > 0;
       const missing = value === undefined ? "–" : broken("inf") ? "∞" : broken("nan") ? "NaN" : "–";
-      rows.push({ number: at + 2, name: this.#nameOf(line.runs), color: line.colors[this.dark], dash: line.dash,
-        text: value === undefined || Number.isNaN(value) ? missing : format(value) });
+      const alive = aliveAt(line, x);
+      // the others ended before
+      const of = alive && alive < line.runs.length ? ` (${alive} of ${line.runs.length})` : "";
+      rows.push({ number: at + 2, name: this.#nameOf(line.runs), color: line.colors[this.data.dark], dash: line.dash,
+        text: (value === undefined || Number.isNaN(value) ? missing : format(value)) + of });
     });
     const names = shortNames(rows.map(({ name }) => name));
     return {
@@ -408,8 +321,8 @@ export class Overlay {
 
   /** What is drawn, for the table of values. @returns `name`: of the current run */
   sources(specs: ChartSpec[]): { name: string; others: ValuesSource[] } {
-    const { current, axis, range } = this.scene as OverlayScene;
-    const lines = this.#shown;
+    const { current, axis, range } = this.data.scene as OverlayScene;
+    const lines = this.data.shown;
     const [name, ...names] = shortNames([[current], ...lines.map(({ runs }) => runs)].map((runs) => this.#nameOf(runs)))
       .map((text, at) => `${at + 1}  ${text}`);
     const others = lines.map((line, at) => {
@@ -426,7 +339,7 @@ export class Overlay {
 
   #column(line: OverlayLine, spec: ChartSpec): ValuesSource["lines"] {
     const { raw } = this.#points(line, spec, spec.scale);
-    const of = (kind: string) => line.of(this.#columnOf(spec), kind);
+    const of = (kind: string) => line.of(this.data.columnOf(spec), kind);
     const counts = (kind: string) => (of(kind) as Uint32Array | null);
     return raw
       ? [{ spec, line: spec.lines[0],
@@ -438,8 +351,8 @@ export class Overlay {
   summary(spec: ChartSpec, scale: Scale) {
     if (!this.active || spec.id === "tensor") return "";
     const format = spec.scale === "log2" ? formatScale : formatAligned;
-    const to = this.scene?.range()[1] ?? 0;
-    const parts = this.#shown.flatMap((line) => {
+    const to = this.data.scene?.range()[1] ?? 0;
+    const parts = this.data.shown.flatMap((line) => {
       const { raw } = this.#points(line, spec, scale);
       let at = Math.min(line.x.length, lowerBound(line.x, to + 1e-9)) - 1;
       while (raw && at > 0 && !Number.isFinite(raw[at])) at -= 1;
@@ -449,10 +362,11 @@ export class Overlay {
   }
 
   #legend() {
-    const { scene, lines } = this;
+    const { scene, lines } = this.data;
     if (!scene) return;
     const items = [[scene.current], ...lines];
-    const key = JSON.stringify([items, this.dark, items.map(([run]) => this.colorOf(run)),
+    const { baseline } = this.store.state;
+    const key = JSON.stringify([items, baseline, this.data.dark, items.map(([run]) => this.colorOf(run)),
       scene.others.length - this.others.length]);
     if (key === this.drawn) return;
     this.drawn = key;
@@ -480,6 +394,7 @@ export class Overlay {
         element("span", "run-number", String(at + 1)),
         swatch(color, dash),
         open,
+        this.#holder(runs),
         ...(at > 0
           ? [iconButton("✕", `Take ${this.#nameOf(runs)} out of the charts`, () => this.#remove(runs))] : []),
       );
@@ -492,19 +407,27 @@ export class Overlay {
     if (focused) this.list.querySelector<HTMLElement>(`[data-run="${CSS.escape(focused)}"]`)?.focus();
   }
 
+  /** The button that holds a run as the baseline of the others. */
+  #holder(runs: string[]) {
+    const held = runs.includes(this.store.state.baseline ?? "");
+    const name = this.#nameOf(runs);
+    const made = iconButton("⚓", held ? `Let go of ${name} as the baseline` : `Hold the others against ${name}`,
+      () => this.#hold(runs[0]));
+    made.setAttribute("aria-pressed", String(held));
+    return made;
+  }
+
+  /** What a chart shows in place of values, in words; "" where it shows them. */
+  againstText(spec: ChartSpec) {
+    const { baseline, against } = this.store.state;
+    if (!this.relativeFor(spec) || baseline === null) return "";
+    return `${against === "difference" ? "difference from" : "ratio to"} ${this.#nameOf([baseline])}`;
+  }
+
   /** Brings a line out among the others. */
   look(at: number | null) {
     if (at === this.looked) return;
     this.looked = at;
     this.charts.recolor();
   }
-}
-
-/** Points of a line after which steps are missing, by the steps that each stands for, whatever x is. */
-function missingOf(of: OverlayLine["of"], reduced: boolean) {
-  const step = Float64Array.from(of("step", "min") ?? of("step", "mean") ?? []);
-  const stepLast = Float64Array.from(of("step", "max") ?? step);
-  const { length } = step;
-  const bucketSteps = reduced ? (stepLast[length - 1] + 1 - step[0]) / length : 1;
-  return missingAfter({ exact: !reduced, bucketSteps, length, step, stepLast, line: () => null });
 }

@@ -4,9 +4,11 @@
  */
 
 import { FONT, styled } from "./elements.ts";
+import { formatCount } from "./format.ts";
 import { lowerBound } from "./sorted.ts";
 
 import type { Values } from "./answers.ts";
+import type { Relative } from "./baseline.ts";
 import type { Plot } from "./plot.ts";
 import type { ChartSpec } from "./views.ts";
 
@@ -22,6 +24,8 @@ export type OverlayLine = {
   /** x of the ends; null without steps */
   first: number | null;
   last: number | null;
+  /** x where each of its runs ends, in order */
+  ends: number[];
   /** x where each bucket begins, and of its middle */
   start: Values;
   x: Values;
@@ -37,12 +41,20 @@ export type OverlayPoints = {
   values: (number | null)[] | null;
   bands: { low: any; high: any; alpha: number }[];
   raw: Values | null;
+  /** what they are held against */
+  relative: Relative | null;
 };
 
 /** Where a line ends, in pixels of its canvas. */
-export type LineEnd = { x: number; y: number; text: string };
+export type LineEnd = { x: number; y: number; text: string; color: string };
+
+/** How many of a line's runs go as far as an x. */
+export function aliveAt({ ends }: Pick<OverlayLine, "ends">, x: number) {
+  return ends.length - lowerBound(ends, x);
+}
 
 const MOST_NUMBERED = 10; // lines in a chart; of more the numbers would not stand where their lines end
+const LEAD_FROM = 3; // pixels that a number may stand from its line's end without being led to
 const NUMBER_GAP = 11; // pixels from a line's end, so that a mark there leaves the number free
 
 /**
@@ -89,8 +101,17 @@ export function drawRuns(plot: Plot, spec: ChartSpec, lines: OverlayLine[], poin
     ctx.beginPath();
     let open = false;
     let last = -1;
+    let whole = true;
     for (let index = from; index <= to; index++) {
       const value = values[index];
+      if (whole && line.runs.length > 1 && aliveAt(line, line.x[index]) < line.runs.length) {
+        whole = false; // from here on a mean of those that are left: dotted
+        ctx.stroke();
+        ctx.beginPath();
+        ctx.setLineDash([1.5 * ratio, 3 * ratio]);
+        const before = last < 0 ? null : values[last];
+        if (open && before !== null) ctx.moveTo(px(line.x[last]), py(before));
+      }
       if (line.missing.has(index - 1)) open = false;
       if (value === null) {
         if (!sparse) open = false;
@@ -111,14 +132,17 @@ export function drawRuns(plot: Plot, spec: ChartSpec, lines: OverlayLine[], poin
       while (last > from && (values[last] === null || line.x[last] > Number(x1))) last -= 1;
       const value = values[last];
       if (value !== null)
-        ends.push({ x: Math.min(px(line.x[last]), bbox.left + bbox.width), y: py(value), text: String(at + 2) });
+        ends.push({ x: Math.min(px(line.x[last]), bbox.left + bbox.width), y: py(value), text: String(at + 2), color });
     }
   }
   ctx.restore();
   return ends;
 }
 
-/** Numbers at the ends of lines, as in the legend: colour is not needed to tell them apart. */
+/**
+ * Numbers at the ends of lines, as in the legend: colour is not needed to tell them apart. One that had to move is led
+ * to from the end of its line.
+ */
 export function drawEndNumbers({ ctx, bbox }: Plot, ends: LineEnd[]) {
   if (ends.length > MOST_NUMBERED) return;
   const ratio = devicePixelRatio || 1;
@@ -128,7 +152,17 @@ export function drawEndNumbers({ ctx, bbox }: Plot, ends: LineEnd[]) {
   ctx.textBaseline = "middle";
   ctx.textAlign = "left";
   const { backgroundColor: ground, color } = getComputedStyle(document.body);
-  for (const { x, y, text } of apart(ends, 13 * ratio, gap, bbox.top + gap / 2, bbox.top + bbox.height - gap / 2)) {
+  const wished = ends.map((end) => ({ ...end, from: end.y }));
+  const room: [number, number] = [bbox.top + gap / 2, bbox.top + bbox.height - gap / 2];
+  for (const { x, y, from, text, color: own } of apart(wished, 13 * ratio, gap, ...room)) {
+    if (Math.abs(y - from) > LEAD_FROM * ratio) {
+      ctx.strokeStyle = own;
+      ctx.lineWidth = ratio;
+      ctx.beginPath();
+      ctx.moveTo(x + ratio, from);
+      ctx.lineTo(x + (NUMBER_GAP - 2) * ratio, y);
+      ctx.stroke();
+    }
     ctx.lineWidth = 3 * ratio;
     ctx.strokeStyle = ground;
     ctx.strokeText(text, x + NUMBER_GAP * ratio, y);
@@ -138,13 +172,17 @@ export function drawEndNumbers({ ctx, bbox }: Plot, ends: LineEnd[]) {
   ctx.restore();
 }
 
+/** Up to so many lanes of skips have their names beside them. */
+export const MOST_NAMED_LANES = 5;
+
 /**
  * Skips of runs, a lane each.
  *
- * @param room pixels; `range`: x in view
+ * @param names of the runs, with their numbers @param room pixels; `range`: x in view
  * @returns how many are in view, of each
  */
-export function drawSkips(context: CanvasRenderingContext2D, lines: OverlayLine[], faint: (at: number) => boolean,
+export function drawSkips(context: CanvasRenderingContext2D, lines: OverlayLine[], names: string[],
+  faint: (at: number) => boolean,
   { left, width, full, height, lane, range: [from, to], dark }: { left: number; width: number; full: number;
     height: number; lane: number; range: [number, number]; dark: number }): number[] {
   const colour = styled();
@@ -168,9 +206,26 @@ export function drawSkips(context: CanvasRenderingContext2D, lines: OverlayLine[
   context.fillStyle = colour("--text-2");
   context.font = `11px ${FONT}`;
   context.textBaseline = "middle";
-  context.fillText("Others", 18, height / 2 + 0.5);
+  if (lines.length <= MOST_NAMED_LANES) {
+    names.forEach((name, row) => {
+      const middle = (height - lines.length * lane) / 2 + (row + 0.5) * lane;
+      context.fillText(fitting(context, name, left - 26), 18, middle + 0.5);
+    });
+  } else context.fillText(`${formatCount(lines.length)} other runs`, 18, height / 2 + 0.5);
   if (!counts.some((count) => count > 0)) context.fillText("no skips in view", left + 8, height / 2 + 0.5);
   return counts;
+}
+
+/** A name that is cut in its middle, where it says least, to fit. */
+function fitting(context: CanvasRenderingContext2D, text: string, room: number) {
+  const middle = (cut: number) => {
+    const kept = text.length - cut;
+    return `${text.slice(0, Math.ceil(kept * 0.35))}…${text.slice(text.length - Math.floor(kept * 0.65))}`;
+  };
+  if (context.measureText(text).width <= room) return text;
+  let cut = 1;
+  while (cut < text.length - 2 && context.measureText(middle(cut)).width > room) cut += 1;
+  return middle(cut);
 }
 
 /** Above 0 where a line skipped. */

@@ -2,12 +2,15 @@
  * The page of the panel: its bar of tools and menus around the charts, what it says, and what it says in their place.
  */
 
-import { changeViews, goToStep, isOfTensors, reload, setViews, smooth, textOfStep, toggleDock } from "./actions.ts";
-import { button, copyButton, element } from "./elements.ts";
-import { skipSummary } from "./events.ts";
-import { counted, formatCount, formatElapsed, formatScaleShort, isPlain, runTitle, statusOf } from "./format.ts";
-import { rowOf, seriesOf } from "./state.ts";
-import { CHARTS, firstViews } from "./views.ts";
+import { changeViews, fold, goToStep, isOfTensors, reload, resetViews, smooth, textOfStep,
+  toggleDock } from "./actions.ts";
+import { clippedShare } from "./describe.ts";
+import { button, copyButton, download, element } from "./elements.ts";
+import { skipSummary, spikeSummary } from "./events.ts";
+import { counted, formatCount, formatElapsed, formatScaleShort, isPlain, parseCount, runTitle,
+  statusOf } from "./format.ts";
+import { prefixOf, rowOf, seriesOf, viewOf } from "./state.ts";
+import { CHARTS, toggleView } from "./views.ts";
 import { resetZoom, toggleFollowing } from "./zoom.ts";
 
 import type { RunRow } from "./answers.ts";
@@ -24,7 +27,8 @@ export class Page {
   message = element("div", "message");
   live = element("p", { class: "visually-hidden", role: "status" });
   content: HTMLDivElement;
-  runsButton = button("Runs", "", () => this.store.set({ runsOpen: !this.store.state.runsOpen }));
+  runsButton = button("Runs", "", () => this.#openRuns());
+  eventsButton = button("Events", "Show the events again", () => fold(this.store, "events"));
   smoothing: { slider: HTMLInputElement; value: HTMLOutputElement; label: HTMLLabelElement };
   axisButtons: HTMLButtonElement[];
   stepField: HTMLInputElement;
@@ -34,11 +38,14 @@ export class Page {
   viewList = element("div", { class: "view-list", role: "group", "aria-label": "Views" });
   viewMenu = element("details", { class: "menu", ontoggle: () => this.#fitMenu() },
     element("summary", { class: "small" }, "Views"), this.viewList);
+  saveList = element("div", { class: "save-list", role: "group", "aria-label": "Save" });
+  saveMenu = element("details", { class: "menu", ontoggle: () => this.#fitMenu() },
+    element("summary", { class: "small" }, "Save"), this.saveList);
   followButton: HTMLButtonElement;
   resetButton: HTMLButtonElement;
   app: HTMLDivElement;
 
-  constructor(readonly store: PanelStore, api: Api, body: HTMLElement,
+  constructor(readonly store: PanelStore, readonly api: Api, readonly figure: () => Promise<Blob>, body: HTMLElement,
     parts: { charts: HTMLElement; dock: HTMLElement; runs: HTMLElement; legend: HTMLElement; card: HTMLElement;
       events: HTMLElement; cursor: HTMLElement }) {
     this.content = element(
@@ -63,8 +70,12 @@ export class Page {
         });
     this.stepField = element("input", { class: "search step-field", type: "text", inputmode: "numeric",
       placeholder: "Go to step", "aria-label": "Go to step (G)", onkeydown: (event) => {
-        const wanted = this.stepField.value.replaceAll(/[,_\s]/g, "");
-        if (event.key === "Enter" && /^\d+$/.test(wanted)) goToStep(store, Number(wanted));
+        this.stepField.setCustomValidity("");
+        if (event.key !== "Enter" || !this.stepField.value.trim()) return;
+        const step = parseCount(this.stepField.value);
+        if (step !== null) return goToStep(store, step);
+        this.stepField.setCustomValidity("Give the number of a step, as in 1200 or 1,200");
+        this.stepField.reportValidity();
       } });
     this.copyStep = copyButton("Copy step", "Every value of the held step as text, for a bug report",
       () => textOfStep(store, api));
@@ -90,8 +101,10 @@ export class Page {
         this.findingsButton,
         this.tensorsButton,
         this.viewMenu,
+        this.saveMenu,
         this.followButton,
         this.resetButton,
+        this.eventsButton,
       ),
     );
     const stage = element("main", { class: "stage", "aria-label": "Numerics of a run" }, bar, this.problems,
@@ -99,7 +112,8 @@ export class Page {
     this.app = element("div", "app", parts.runs, stage);
     body.append(this.alert, this.app, parts.cursor);
     document.addEventListener("pointerdown", (event) => {
-      if (event.target instanceof Node && !this.viewMenu.contains(event.target)) this.viewMenu.open = false;
+      for (const menu of [this.viewMenu, this.saveMenu])
+        if (event.target instanceof Node && !menu.contains(event.target)) menu.open = false;
     });
     this.#watch();
   }
@@ -107,6 +121,7 @@ export class Page {
   #watch() {
     const { store, store: { state } } = this;
     store.watch(["runsOpen"], () => this.#showRuns());
+    store.watch(["folded"], () => this.#showFolded());
     store.watch(["smoothing"], () => this.#showSmoothing());
     store.watch(["views"], () => this.#showViews());
     store.watch(["dock", "tensors"], () => this.#showDock());
@@ -120,15 +135,34 @@ export class Page {
     });
     this.#showSmoothing();
     this.#showViews();
+    this.#showFolded();
   }
 
   /** The menu opens to the left of its button's right edge, and further right where that would leave the window. */
   #fitMenu() {
-    this.viewList.style.right = "0";
-    this.viewList.style.right = `${Math.min(0, this.viewList.getBoundingClientRect().left - 8)}px`;
+    this.#listSaves();
+    for (const list of [this.viewList, this.saveList]) {
+      list.style.right = "0";
+      list.style.right = `${Math.min(0, list.getBoundingClientRect().left - 8)}px`;
+    }
   }
 
   // ---- Menus
+
+  /** Unfolds the runs; on narrow windows they open over the charts. */
+  #openRuns() {
+    const { store, store: { state } } = this;
+    if (state.folded.has("runs")) fold(store, "runs");
+    else store.set({ runsOpen: !state.runsOpen });
+  }
+
+  #showFolded() {
+    const { folded } = this.store.state;
+    this.app.classList.toggle("no-runs", folded.has("runs"));
+    this.content.classList.toggle("no-events", folded.has("events"));
+    this.runsButton.classList.toggle("unfolds", folded.has("runs"));
+    this.eventsButton.hidden = !folded.has("events");
+  }
 
   /** On narrow windows the runs open over the charts. */
   #showRuns() {
@@ -137,11 +171,32 @@ export class Page {
     this.runsButton.setAttribute("aria-expanded", String(runsOpen));
   }
 
+  /** Files of exactly what is in view. */
+  #listSaves() {
+    const { store: { state }, api } = this;
+    if (!state.loaded || !this.saveMenu.open) return;
+    const { run } = state.loaded;
+    const [from, to] = viewOf(state).map(Math.round);
+    const view = state.zoom ? { from, to } : {};
+    const name = run.replaceAll(/[^\w.-]+/g, "-");
+    const link = (what: "steps" | "events", format: "csv" | "json") =>
+      element("a", { class: "save", href: api.exportUrl(run, what, format, view), download: "", onclick: () => {
+        this.saveMenu.open = false;
+      } }, `${what === "steps" ? "Steps" : "Events"} in view (${format.toUpperCase()})`);
+    const figure = button("Figure (PNG)", "The charts as they are now, at twice their size", async () => {
+      this.saveMenu.open = false;
+      download(await this.figure(), `${name}.png`);
+    });
+    this.saveList.replaceChildren(link("steps", "csv"), link("steps", "json"), link("events", "csv"),
+      link("events", "json"), figure);
+  }
+
   /** Closes what is open over the charts. @returns whether anything was */
   closeMenus(): boolean {
-    if (this.viewMenu.open) {
-      this.viewMenu.open = false;
-      this.viewMenu.querySelector("summary")?.focus();
+    for (const menu of [this.viewMenu, this.saveMenu]) {
+      if (!menu.open) continue;
+      menu.open = false;
+      menu.querySelector("summary")?.focus();
       return true;
     }
     const { runsOpen } = this.store.state;
@@ -154,9 +209,7 @@ export class Page {
     const { store, store: { state: { views } } } = this;
     const choices = CHARTS.map(({ id, title }) => {
       const box = element("input", { type: "checkbox", "data-view": id, onchange: () => {
-        changeViews(store, ({ order, hidden }) => {
-          if (!hidden.delete(id) && order.length - hidden.size > 1) hidden.add(id);
-        });
+        changeViews(store, (chosen) => toggleView(chosen, id));
         this.viewList.querySelector<HTMLElement>(`[data-view=${id}]`)?.focus();
       } });
       box.checked = !views.hidden.has(id);
@@ -171,7 +224,7 @@ export class Page {
       ...choices,
       opens("Runs as a table", "Runs beside each other, and how their settings differ", "runs"),
       opens("Values as a table", "What the charts show, in numbers", "values"),
-      button("As at first", "Order, heights and axes as they were", () => setViews(store, firstViews())),
+      button("As at first", "Order, heights and axes as they were", () => resetViews(store)),
     );
   }
 
@@ -225,7 +278,7 @@ export class Page {
     this.status.className = `status ${how}`;
     this.status.textContent = text;
     this.followButton.hidden = told.state === "ended" || told.state === "crashed";
-    this.#showFacts(loaded ? factsOf(row, loaded) : []);
+    this.#showFacts(loaded ? factsOf(row, loaded, prefixOf(state)) : []);
   }
 
   #showFacts(facts: string[]) {
@@ -261,17 +314,30 @@ export class Page {
   }
 }
 
-/** A run in a line. */
-function factsOf(row: RunRow, { overview: { header: { steps } }, eventsAnswer, info }: Loaded) {
+/** A run in a line: how far it is, then what matters. */
+function factsOf(row: RunRow, loaded: Loaded, prefix: string) {
+  const { overview, eventsAnswer, info, nonfiniteAnswer } = loaded;
+  const { steps } = overview.header;
   const written = info.problems.length ? row.steps ?? 0 : 0; // as its writers counted; the list of runs tells these
   const facts = [
     steps < written ? `${formatCount(steps)} of ${counted(written, "step")} could be read` : counted(steps, "step"),
   ];
-  if (eventsAnswer) facts.push(skipSummary(eventsAnswer.events, steps, info.columns.includes("skipped")));
   if (isPlain(row)) facts.unshift("inferred from TensorBoard scalars");
+  if (eventsAnswer) {
+    const { events } = eventsAnswer;
+    const hasScale = info.columns.includes("loss_scale") && !info.unknown?.includes("loss_scale");
+    const skips = skipSummary(events, steps, info.columns.includes("skipped"));
+    if (hasScale || isPlain(row) || events.some(({ kind }) => kind === "skip")) facts.push(skips);
+    facts.push(spikeSummary(events));
+  }
+  facts.push(clippedShare(overview, prefix));
+  if (nonfiniteAnswer?.step.length)
+    facts.push(
+      `${formatCount(nonfiniteAnswer.step.length)} non-finite ${nonfiniteAnswer.step.length === 1 ? "loss" : "losses"}`,
+    );
   if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
   if (row.last_wall_time != null && row.first_wall_time != null)
     facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
   if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
-  return facts;
+  return facts.filter(Boolean);
 }

@@ -2,9 +2,9 @@
  * One chart on the page: its head with the key and the buttons, the room for its plot, and the bar below that sizes it.
  */
 
-import { changeViews, openTensor, pressOnChart } from "./actions.ts";
+import { changeViews, lookAtY, openTensor, pressOnChart } from "./actions.ts";
 import { button, element, iconButton, svg } from "./elements.ts";
-import { LARGEST_PLOT, SMALLEST_PLOT, TENSOR_CHART, moveView, scaleOf } from "./views.ts";
+import { LARGEST_PLOT, SMALLEST_PLOT, TENSOR_CHART, moveView, scaleOf, toggleView } from "./views.ts";
 
 import type { Plot } from "./plot.ts";
 import type { Edge } from "./plotdata.ts";
@@ -18,6 +18,9 @@ export type Pane = {
   /** the bar below it that sizes it */
   grip: HTMLElement;
   log: HTMLButtonElement;
+  smooth: HTMLButtonElement;
+  /** says what the y axis leaves out, and changes that */
+  reach: HTMLButtonElement;
   title: HTMLElement;
   holder: HTMLElement;
   summary: HTMLElement;
@@ -25,6 +28,8 @@ export type Pane = {
   plot: Plot | null;
   /** whether nothing finite is in view */
   empty: boolean;
+  /** how many values in view the axis does not reach, as they would flatten the rest */
+  beyond: number;
   /** at which of uPlot's series the greatest values of a line's buckets are; the least follow */
   ranges: { line: LineSpec; at: number }[];
   /** of uPlot's series that are thinner where points crowd; 0: as they are */
@@ -42,10 +47,7 @@ export type Pane = {
 export function makePane(spec: ChartSpec, store: PanelStore, ...tools: Node[]): Pane {
   const { id } = spec;
   const close = iconButton("✕", "Close the tensor", () => openTensor(store, null, null));
-  const hide = () =>
-    changeViews(store, ({ order, hidden }) => {
-      if (order.length - hidden.size > 1) hidden.add(id);
-    });
+  const hide = () => changeViews(store, (views) => toggleView(views, id));
   const move = (by: 1 | -1) => () => changeViews(store, (views) => moveView(views, id, by));
   const resize = (pixels: number | null) =>
     changeViews(store, ({ heights }) => {
@@ -57,6 +59,19 @@ export function makePane(spec: ChartSpec, store: PanelStore, ...tools: Node[]): 
   const log = button("log", "Logarithmic axis",
     () => changeViews(store, (views) => views.log.set(id, scaleOf(views, spec) !== "log10")));
   log.setAttribute("aria-label", `Logarithmic axis of ${spec.title}`);
+  const smooth = button("smooth", "Smoothed as the loss is", () =>
+    changeViews(store, ({ smooth: chosen }) => {
+      if (!chosen.delete(id)) chosen.add(id);
+    }));
+  smooth.setAttribute("aria-label", `Smoothed ${spec.title.toLowerCase()}`);
+  const reach = button("", "", () => {
+    if (store.state.yRanges.has(id)) lookAtY(store, id, null);
+    else
+      changeViews(store, ({ whole }) => {
+        if (!whole.delete(id)) whole.add(id);
+      });
+  });
+  reach.classList.add("reach");
   const order = spec === TENSOR_CHART ? [close] : [
     iconButton("↑", `Move ${spec.title} up`, move(-1)),
     iconButton("↓", `Move ${spec.title} down`, move(1)),
@@ -66,17 +81,17 @@ export function makePane(spec: ChartSpec, store: PanelStore, ...tools: Node[]): 
   const holder = element("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${spec.title}: cursor`,
     "aria-describedby": summary.id, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0,
     onkeydown: (event) => pressOnChart(store, event) });
-  return { spec, log, title, holder, summary, legend, grip: makeGrip(spec.title, resize),
+  return { spec, log, smooth, reach, title, holder, summary, legend, grip: makeGrip(spec.title, resize),
     overlay: svg("svg", { class: "on-curve", "aria-hidden": "true" }), element: element(
       "section",
       { class: "chart", "data-chart": spec.id },
       element("header", "chart-head", title, legend,
-        element("div", "chart-tools", element("span", "chart-order", ...order), ...(spec.canLog ? [log] : []),
-          ...tools)),
+        element("div", "chart-tools", element("span", "chart-order", ...order), reach,
+          ...(spec.canSmooth ? [smooth] : []), ...(spec.canLog ? [log] : []), ...tools)),
       holder,
       summary,
-    ), plot: null, empty: false, ranges: [], widths: [], made: [], data: [], edge: { step: [], infinite: [] },
-    missing: new Set() };
+    ), plot: null, empty: false, beyond: 0, ranges: [], widths: [], made: [], data: [],
+    edge: { step: [], infinite: [] }, missing: new Set() };
 }
 
 /** The bar below a view: dragged, or moved by keys, it makes the view higher. @param resize null: as at first */

@@ -1,19 +1,20 @@
 /** The panel: puts its parts together, and keeps address, memory and server in step with what is shown. */
 
-import { goOn, goTo, hover, pin, reload, say, select } from "./actions.ts";
+import { goOn, goTo, hover, pin, reload, say, select, showWhatLed } from "./actions.ts";
 import { Api } from "./api.ts";
 import { Charts } from "./charts.ts";
 import { Cursor } from "./cursor.ts";
 import { Docks } from "./docks.ts";
-import { followTheme, isSeen, onPlace, onReload, readPlace, remember, remembered, writePlace } from "./host.ts";
+import { followTheme, isSeen, onPlace, onReload, readPlace, remember, writePlace } from "./host.ts";
 import { pressShortcut } from "./keys.ts";
+import { showKeys } from "./keyhelp.ts";
 import { waitingState } from "./notices.ts";
 import { Page } from "./page.ts";
 import { RunsInCharts } from "./runsincharts.ts";
 import { Selection } from "./selection.ts";
 import { Server } from "./server.ts";
-import { PLACE_KEYS, chosenEvent, makeStore, placeOf, viewOf } from "./state.ts";
-import { formatViews, parseViews } from "./views.ts";
+import { PLACE_KEYS, chosenEvent, makeStore, placeOf, stateOf, viewOf } from "./state.ts";
+import { formatViews } from "./views.ts";
 import { resetZoom, toggleFollowing } from "./zoom.ts";
 
 const STATUS_MS = 5000;
@@ -32,20 +33,18 @@ export function startPanel(body: HTMLElement) {
   const docks = new Docks(api, store, charts, runs);
   selection.watch();
   const cursor = new Cursor(store, charts, server.data, runs);
-  const page = new Page(store, api, body, { charts: charts.root, dock: docks.element, runs: runs.list.element,
-    legend: selection.legend.element, card: selection.card.element, events: selection.list.element,
-    cursor: cursor.card.element });
+  const page = new Page(store, api, () => docks.figure(), body, { charts: charts.root, dock: docks.element,
+    runs: runs.list.element, legend: selection.legend.element, card: selection.card.element,
+    events: selection.list.element, cursor: cursor.card.element });
 
   keepPlace();
-  store.watch(["smoothing"], () => remember("smoothing", String(state.smoothing)));
   store.watch(["zoom"], () => {
     const [from, to] = state.loaded ? viewOf(state) : [0, 0];
     if (state.cursor !== null && (state.cursor < from || state.cursor > to)) hover(store, null);
     if (state.loaded) say(store, charts.summaries[0] ?? "");
   });
   store.set({ message: waitingState("Loading …") });
-  const place = readPlace();
-  store.set({ ...place, views: parseViews(place.views ?? remembered("views", "")) });
+  store.set(stateOf(readPlace()));
   followTheme(() =>
     requestAnimationFrame(() => {
       charts.recolor();
@@ -60,7 +59,7 @@ export function startPanel(body: HTMLElement) {
   setInterval(() => store.set({ now: Date.now() / 1000 }), STATUS_MS);
   reload(store);
 
-  /** The address and the remembered views follow the state. */
+  /** The address follows the state; what the browser remembers, only what a person chose here. */
   function keepPlace() {
     let timer = 0;
     const write = () => {
@@ -70,7 +69,11 @@ export function startPanel(body: HTMLElement) {
       }, PLACE_MS);
     };
     store.watch([...PLACE_KEYS, "asked"], write);
-    store.watch(["views"], () => remember("views", formatViews(state.views)));
+    store.watch(["folded"], () => remember("folded", [...state.folded].join()));
+    store.watch(["own"], () => {
+      remember("views", formatViews(state.own.views));
+      remember("smoothing", String(state.own.smoothing));
+    });
   }
 
   function watchSize() {
@@ -89,17 +92,26 @@ export function startPanel(body: HTMLElement) {
 
   /** Keys that are heard anywhere but in a field. */
   function shortcuts(): Record<string, () => void> {
-    return { n: () => goOn(store, 1), p: () => goOn(store, -1), 0: () => resetZoom(store), f: () => {
-      if (!page.followButton.hidden) toggleFollowing(store);
-    }, g: () => {
-      page.stepField.focus();
-      page.stepField.select();
-    }, escape: () => {
-      if (page.closeMenus()) return;
-      if (state.cursor !== null) hover(store, null);
-      else if (state.pin !== null) pin(store, null);
-      else if (chosenEvent(state)) select(store, null);
-      else resetZoom(store);
-    } };
+    return {
+      n: () => goOn(store, 1),
+      p: () => goOn(store, -1),
+      0: () => resetZoom(store),
+      f: () => {
+        if (!page.followButton.hidden) toggleFollowing(store);
+      },
+      g: () => {
+        page.stepField.focus();
+        page.stepField.select();
+      },
+      w: () => showWhatLed(store),
+      "?": () => showKeys(),
+      escape: () => {
+        if (page.closeMenus()) return;
+        if (state.pin !== null) pin(store, null);
+        else if (state.cursor !== null) hover(store, null);
+        else if (chosenEvent(state)) select(store, null);
+        else resetZoom(store);
+      },
+    };
   }
 }

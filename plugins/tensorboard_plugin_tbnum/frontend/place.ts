@@ -3,6 +3,7 @@
  * address.
  */
 
+import type { Against } from "./baseline.ts";
 import type { Alignment } from "./xaxis.ts";
 
 /** What an address tells of the panel. */
@@ -13,14 +14,26 @@ export type Place = {
   axis: Alignment;
   /** runs beside `run` in the charts */
   over: string[];
+  /** the run that others are held against, and how */
+  baseline: string | null;
+  against: Against;
   /** whether runs of one setting are drawn as their mean */
   grouped: boolean;
   /** the selected one */
   event: { step: number; kind: string; optimizer?: string | null } | null;
   /** as `formatViews` writes them; null: as this browser remembers them */
   views: string | null;
+  /** null: as this browser remembers it */
+  smoothing: number | null;
+  /** index of the optimizer that is shown */
+  optimizer: number;
+  /** kinds, causes and severities of events that are turned off, and words that the listed ones have */
+  off: string[];
+  find: string;
   /** what of the tensors is open below the charts */
-  dock: "heatmap" | "histogram" | "findings" | "values" | "runs" | null;
+  dock: "heatmap" | "histogram" | "findings" | "values" | "runs" | "led" | null;
+  /** the step that what led to it is shown of */
+  led: number | null;
   /** the step that others are held against */
   pin: number | null;
   /** what the heat map shows */
@@ -31,11 +44,12 @@ export type Place = {
 
 export const PREFIX = "p.tbnum.";
 const TAB = "tbnum";
-const DOCKS = ["heatmap", "histogram", "findings", "values", "runs"];
+const DOCKS = ["heatmap", "histogram", "findings", "values", "runs", "led"];
 
 export function nowhere(): Place {
   return { run: null, zoom: null, axis: "step", event: null, views: null, dock: null, pin: null, column: null,
-    tensor: null, over: [], grouped: false };
+    tensor: null, over: [], grouped: false, smoothing: null, optimizer: 0, off: [], find: "", led: null, baseline: null,
+    against: "off" };
 }
 
 /** @param hash of TensorBoard's page, `#tbnum&p.tbnum.run=gpt` */
@@ -69,6 +83,15 @@ export function parsePlace(hash: string): Place {
       case "pin":
         if (/^\d+$/.test(value)) place.pin = Number(value);
         break;
+      case "base":
+        place.baseline = value;
+        break;
+      case "against":
+        place.against = value === "difference" || value === "ratio" ? value : "off";
+        break;
+      case "led":
+        if (/^\d+$/.test(value)) place.led = Number(value);
+        break;
       case "tensors":
         place.dock = (DOCKS.includes(value) ? value : null) as Place["dock"];
         break;
@@ -77,6 +100,18 @@ export function parsePlace(hash: string): Place {
         break;
       case "tensor":
         place.tensor = value;
+        break;
+      case "smoothing":
+        if (/^0(\.\d+)?$/.test(value)) place.smoothing = Number(value);
+        break;
+      case "optimizer":
+        if (/^\d{1,3}$/.test(value)) place.optimizer = Number(value);
+        break;
+      case "off":
+        if (!place.off.includes(value)) place.off.push(value);
+        break;
+      case "find":
+        place.find = value;
         break;
       case "event": {
         const [, step, kind] = /^(\d+)\.(\w+)$/.exec(value) ?? [];
@@ -97,10 +132,17 @@ export function formatPlace(hash: string, place: Place) {
   if (place.zoom) put("steps", `${place.zoom[0]}-${place.zoom[1]}`);
   if (place.axis !== "step") put("x", place.axis);
   for (const run of place.over) put("over", run);
+  if (place.baseline !== null) put("base", place.baseline);
+  if (place.against !== "off") put("against", place.against);
   if (place.grouped) put("seeds", "grouped");
   if (place.views) put("views", place.views);
+  if (place.smoothing !== null) put("smoothing", String(place.smoothing));
+  if (place.optimizer) put("optimizer", String(place.optimizer));
+  for (const id of place.off) put("off", id);
+  if (place.find) put("find", place.find);
   if (place.pin !== null) put("pin", String(place.pin));
   if (place.dock) put("tensors", place.dock);
+  if (place.dock === "led" && place.led !== null) put("led", String(place.led));
   if (place.column) put("column", place.column);
   if (place.tensor) put("tensor", place.tensor);
   if (place.event) put("event", `${place.event.step}.${place.event.kind}`);

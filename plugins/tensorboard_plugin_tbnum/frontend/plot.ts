@@ -2,11 +2,13 @@
 
 import uPlot from "uplot";
 
-import { hover, pin } from "./actions.ts";
+import { hover, lookAtY, pin } from "./actions.ts";
 import { areaOf, drawRanges } from "./canvas.ts";
 import { FONT, element } from "./elements.ts";
+import { counted } from "./format.ts";
 import { aroundGap } from "./plotdata.ts";
 import { yLabels, yTicks } from "./yaxis.ts";
+import { reachOf } from "./yreach.ts";
 import { resetZoom } from "./zoom.ts";
 
 import type { Charts } from "./charts.ts";
@@ -24,9 +26,12 @@ const X_TICKS_HEIGHT = 24;
 const X_LABEL_HEIGHT = 20;
 export const X_AXIS_HEIGHT = X_TICKS_HEIGHT + X_LABEL_HEIGHT;
 
-/** What is written below the x axis of the last chart. */
-export const X_LABELS: Record<Alignment, string> = { step: "Step", time: "Time since the first step",
-  updates: "Updates done, skipped steps left out" };
+/** What is written below the x axis of the last chart. @param pauses how many a time axis leaves out */
+export function xLabel(axis: Alignment, pauses = 0) {
+  const left = pauses ? `, ${counted(pauses, "pause")} left out` : "";
+  return { step: "Step", time: `Time since the first step${left}`,
+    updates: "Updates done, skipped steps left out" }[axis];
+}
 
 /** @param size pixels @param last whether the x axis stands below it */
 export function makePlot(charts: Charts, pane: Pane, size: { width: number; height: number }, last: boolean) {
@@ -35,7 +40,7 @@ export function makePlot(charts: Charts, pane: Pane, size: { width: number; heig
   const ground = (name: string) => () => charts.colors[name];
   const axis = { stroke: ground("--text-2"), font: `11px ${FONT}`, labelFont: `11px ${FONT}` };
   const xAxis = { ...axis, size: last ? X_TICKS_HEIGHT : 1, gap: 6, labelSize: X_LABEL_HEIGHT, labelGap: 0, space: 90,
-    label: last ? X_LABELS[store.state.axis] : undefined,
+    label: last ? xLabel(store.state.axis, store.state.loaded?.info.pauses?.length) : undefined,
     splits: (plot: Plot, _: number, min: number, max: number) =>
       charts.xTicks(min, max, Math.max(2, Math.floor(areaOf(plot).width / 100))),
     values: (_: Plot, ticks: number[]) => (last ? charts.xTickLabels(ticks) : ticks.map(() => "")),
@@ -51,7 +56,7 @@ export function makePlot(charts: Charts, pane: Pane, size: { width: number; heig
     sync: { key: "tbnum", scales: ["x", null] },
     // A cursor that snaps looks like a drag to uPlot, which would swallow the click.
     drag: { x: true, y: false, setScale: false, dist: 5, click: () => {} },
-    move: (plot, left, top) => [charts.snapped(plot, left), top],
+    move: (plot, left, top) => [charts.pointer.snapped(plot, left), top],
     dataIdx: (plot, _, hovered,
       x) => (charts.exact && x <= plot.data[0][plot.data[0].length - 1] ? hovered : (null as any)),
     points: { size: 7, width: 0,
@@ -63,25 +68,57 @@ export function makePlot(charts: Charts, pane: Pane, size: { width: number; heig
   };
   const plot = new uPlot({ ...size, padding: [8, PADDING_RIGHT, last ? 0 : 4, 0], legend: { show: false }, series,
     axes: [xAxis, yAxis], cursor,
-    scales: { x: { time: false, auto: false }, y: { range: (_, min, max) => charts.yRange(pane, min, max) } },
+    scales: { x: { time: false, auto: false }, y: { range: (_, min, max) => reachOf(charts, pane, min, max) } },
     hooks: { drawClear: [(made) => charts.drawBelow(made)],
       drawAxes: [(made) => drawRanges(made, pane, (line, alpha) => charts.color(pane.spec, line, alpha)),
         (made) => charts.drawBehind(made, pane.spec)], draw: [(made) => charts.drawn(made, pane)],
-      setCursor: [(made) => charts.hovered(made)], setSelect: [(made) => charts.selected(made)] } }, pane.data as any,
-    pane.holder);
+      setCursor: [(made) => charts.pointer.hovered(made)], setSelect: [(made) => charts.pointer.selected(made)] } },
+    pane.data as any, pane.holder);
   const { over } = plot;
   over.append(pane.overlay);
-  over.addEventListener("wheel", (event) => charts.wheel(event, plot), { passive: false });
+  over.addEventListener("wheel", (event) => charts.pointer.wheel(event, plot), { passive: false });
   let pressed = NaN;
   over.addEventListener("mousedown", (event) => {
     pressed = event.clientX;
   });
   over.addEventListener("click", (event) => {
     if (event.target === over && Math.abs(event.clientX - pressed) < 4)
-      pin(store, charts.stepAt(plot, event.clientX - over.getBoundingClientRect().left));
+      pin(store, charts.pointer.stepAt(plot, event.clientX - over.getBoundingClientRect().left));
   });
   over.addEventListener("mouseleave", () => hover(store, null));
+  dragOnAxis(charts, pane, plot);
   return plot;
+}
+
+/** A drag on the y axis chooses what of it is looked at; a double click shows all of it again. */
+function dragOnAxis({ store }: Charts, { spec, holder }: Pane, plot: Plot) {
+  const axis = element("div", { class: "y-axis", title: "Drag to look at a part of this axis; double click: all of it",
+    ondblclick: () => lookAtY(store, spec.id, null), onpointerdown: (event) => {
+      const top = plot.over.getBoundingClientRect().top;
+      const at = (y: number) => Math.max(0, Math.min(areaOf(plot).height, y - top));
+      const start = at(event.clientY);
+      axis.setPointerCapture(event.pointerId);
+      const drag = (moved: PointerEvent) => {
+        const now = at(moved.clientY);
+        chosen.hidden = Math.abs(now - start) < 5;
+        chosen.style.top = `${Math.min(start, now)}px`;
+        chosen.style.height = `${Math.abs(now - start)}px`;
+      };
+      axis.addEventListener("pointermove", drag);
+      axis.addEventListener("lostpointercapture", () => axis.removeEventListener("pointermove", drag), { once: true });
+      axis.addEventListener("pointerup", (up) => {
+        const now = at(up.clientY);
+        chosen.hidden = true;
+        if (Math.abs(now - start) < 5) return;
+        const [high, low] = [start, now].sort((a, b) => a - b).map((y) => plot.posToVal(y, "y"));
+        lookAtY(store, spec.id, [low, high]);
+      }, { once: true });
+    } });
+  const chosen = element("div", { class: "y-chosen", hidden: true });
+  plot.over.append(chosen);
+  plot.root.append(axis);
+  axis.style.width = `${areaOf(plot).left - 2}px`;
+  holder.dataset.yAxis = "";
 }
 
 /** uPlot's series in the order of `plotData`; notes which are ranges, and how wide lines are. */

@@ -8,6 +8,7 @@
 import { lowerBound } from "./sorted.ts";
 
 import type { Line, NonfiniteAnswer, SeriesLike } from "./answers.ts";
+import type { Relative } from "./baseline.ts";
 import type { ChartSpec, LineSpec, Scale } from "./views.ts";
 
 /** Where a line was not finite. */
@@ -37,16 +38,33 @@ export function smoothed(values: (number | null)[], weight: number) {
   });
 }
 
-const LEAST_MISSING = 10; // usual distances between points: loops that log at will have longer ones too
+const LEAST_MISSING = 10; // usual distances between points
+const LEAST_ALIKE = 4; // so many distances of one size are how a loop logs, not what was lost
 
-/** Points after which steps are missing, as where a log was damaged: no line leads over them. */
-export function missingAfter({ step, stepLast, length, bucketSteps }: SeriesLike): Set<number> {
+/**
+ * Points of a run's steps after which steps are missing, as where a log was damaged: no line leads over them. @param
+ * irregular whether its loop logs at will: what is usual has several sizes then
+ */
+export function missingAfter({ step, stepLast, length, bucketSteps }: SeriesLike, irregular = false): Set<number> {
   const distance = (at: number) => step[at + 1] - stepLast[at];
   const distances = Float64Array.from({ length: Math.max(0, length - 1) }, (_, at) => distance(at)).sort();
   const most = Math.max(LEAST_MISSING * distances[distances.length >> 1], bucketSteps);
+  const alike = (size: number) => lowerBound(distances, 2 * size) - lowerBound(distances, size / 2);
   const missing: Set<number> = new Set();
-  for (let at = 0; at + 1 < length; at++) if (distance(at) > most) missing.add(at);
+  for (let at = 0; at + 1 < length; at++) {
+    const size = distance(at);
+    if (size > most && !(irregular && alike(size) >= LEAST_ALIKE)) missing.add(at);
+  }
   return missing;
+}
+
+/**
+ * Samples after which the run's own steps are missing: how far samples are apart says nothing, as recent history is
+ * kept around what went wrong. @param missing points of `steps`, the run's own
+ */
+export function missingBetween(samples: SeriesLike, steps: SeriesLike, missing: Set<number>): Set<number> {
+  const after = [...missing].map((at) => lowerBound(samples.step, steps.stepLast[at] + 1) - 1);
+  return new Set(after.filter((at) => at >= 0 && at + 1 < samples.length));
 }
 
 /**
@@ -64,36 +82,63 @@ export const ONTO_AXIS: Record<Scale, (value: number) => number | null> = {
   linear: (value) => (Number.isFinite(value) ? value : null),
   log2: (value) => (value > 0 && Number.isFinite(value) ? Math.log2(value) : null),
   log10: (value) => (value > 0 && Number.isFinite(value) ? Math.log10(value) : null),
+  symlog: (value) => (Number.isFinite(value) ? Math.sign(value) * Math.log10(1 + Math.abs(value)) : null),
 };
+
+export type PlotDataOptions = {
+  scale: Scale;
+  prefix: string;
+  /** weight of what came before, in [0, 1) */
+  smoothing: number;
+  /** whether plain lines other than the loss are smoothed too */
+  smoothed?: boolean;
+  xOf: (step: number) => number;
+  /** what values are held against */
+  relative?: Relative | null;
+  /** points after which steps are missing, where the series' own distances do not tell */
+  missing?: Set<number>;
+};
+
+/** Whether a line is smoothed: the loss always, other plain ones where that was asked for. */
+export function isSmoothed({ smooth, stepped, dash, sparse, average }: LineSpec, smoothing: number, asked: boolean) {
+  return smoothing > 0 && (smooth || (asked && !stepped && !dash && !sparse && !average));
+}
+
+/** Values smoothed as they are, on whatever axis they are drawn; what is not finite leaves the average as it is. */
+export function smoothedOnto(values: ArrayLike<number>, smoothing: number, scale: Scale): (number | null)[] {
+  const averages = smoothed(Array.from(values, ONTO_AXIS.linear), smoothing);
+  return averages.map((value) => (value === null ? null : ONTO_AXIS[scale](value)));
+}
 
 /**
  * What uPlot gets for one chart: x, then for each line its maxima, minima and values (and the smoothed ones).
  *
- * @param options
- * `beside`: other runs are drawn too, so that single steps would cover them: plain lines are smoothed, what they were
- * is faint
- * @returns
- * `edge`: where the first line was not finite
+ * @returns `edge`: where the first line was not finite
  */
-export function plotData(spec: ChartSpec, series: SeriesLike,
-  { scale, prefix, smoothing, xOf, beside = false }: { scale: Scale; prefix: string; smoothing: number;
-    xOf: (step: number) => number; beside?: boolean }): { data: (number | null)[][]; edge: Edge;
-  missing: Set<number> } {
+export function plotData(spec: ChartSpec, series: SeriesLike, options: PlotDataOptions): {
+  data: (number | null)[][];
+  edge: Edge;
+  missing: Set<number>;
+} {
+  const { scale, prefix, smoothing, xOf } = options;
   const { length } = series;
-  const map = ONTO_AXIS[scale];
-  const convert = (values: ArrayLike<number>) => Array.from(values, map);
   const nothing = () => new Array(length).fill(null);
-  const x = new Array(length);
+  const x = new Array<number>(length);
+  const { relative } = options;
+  const held = (values: ArrayLike<number>) =>
+    relative ? Float64Array.from(values, (value, at) => relative(value, x[at])) : values;
+  const convert = (values: ArrayLike<number>) => Array.from(held(values), ONTO_AXIS[scale]);
   for (let index = 0; index < length; index++) {
     x[index] = xOf(series.exact ? series.step[index] : (series.step[index] + series.stepLast[index]) / 2);
   }
-  const data = [x];
+  const data: (number | null)[][] = [x];
   for (const line of spec.lines) {
-    const column = lineOf(spec, line, series, prefix);
-    const values = column ? convert((line.average && column.mean) || column.last) : nothing();
+    const drawn = !relative || line === spec.lines[0]; // the baseline has the first line's values alone
+    const column = drawn ? lineOf(spec, line, series, prefix) : null;
+    const source = column && ((line.average && column.mean) || column.last);
+    const values = source ? convert(source) : nothing();
     const reduced = column !== null && !series.exact && line.only !== "last";
-    const averaged = smoothing > 0
-      && (line.smooth || ((reduced || beside) && !line.stepped && !line.dash && !line.sparse && !line.average));
+    const averaged = isSmoothed(line, smoothing, !!options.smoothed);
     const raw = averaged && !reduced && !line.smooth ? values : nothing();
     const [least, greatest] = (line.spread ?? []).map((name) => series.line(name));
     // of all ranks
@@ -101,9 +146,9 @@ export function plotData(spec: ChartSpec, series: SeriesLike,
     else data.push(reduced ? convert(column.max) : raw,
         reduced && line.only !== "max" ? convert(column.min) : nothing());
     if (line.smooth) data.push(averaged && !reduced ? values : nothing()); // raw, behind; reduced, the band is that
-    data.push(averaged ? smoothed(values, smoothing) : values);
+    data.push(averaged && source ? smoothedOnto(held(source), smoothing, scale) : values);
   }
-  return { data, edge: nonfiniteEdge(spec, series, prefix), missing: missingAfter(series) };
+  return { data, edge: nonfiniteEdge(spec, series, prefix), missing: options.missing ?? missingAfter(series) };
 }
 
 function nonfiniteEdge(spec: ChartSpec, series: SeriesLike, prefix: string) {

@@ -107,6 +107,14 @@ export class RowList {
     else this.element.removeAttribute("aria-activedescendant");
   }
 
+  /** Indices of the rows in sight, from the top. */
+  get inSight(): number[] {
+    const { scrollTop, clientHeight } = this.element;
+    const first = Math.floor(scrollTop / this.rowHeight);
+    const last = Math.min(this.count, Math.ceil((scrollTop + clientHeight) / this.rowHeight));
+    return Array.from({ length: Math.max(0, last - first) }, (_, at) => first + at);
+  }
+
   #mark(row: HTMLElement, index: number) {
     row.classList.toggle("chosen", index === this.chosen);
     row.classList.toggle("active", index === this.active);
@@ -144,7 +152,7 @@ export class RowList {
   }
 }
 
-export function searchField(label: string, changed: () => void) {
-  return element("input", { class: "search", type: "search", placeholder: label, "aria-label": label,
+export function searchField(label: string, changed: () => void, title: string = "") {
+  return element("input", { class: "search", type: "search", placeholder: label, "aria-label": label, title,
     spellcheck: "false", oninput: changed });
 }

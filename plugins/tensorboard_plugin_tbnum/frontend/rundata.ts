@@ -9,6 +9,7 @@ import { reload } from "./actions.ts";
 import { buildLanes } from "./marks.ts";
 import { waitingState } from "./notices.ts";
 import { bucketsOf, chosenEvent, columnsOf, extentOf } from "./state.ts";
+import { fitted } from "./views.ts";
 import { newest, zoomTo } from "./zoom.ts";
 
 import type { Api, Series } from "./api.ts";
@@ -61,6 +62,7 @@ export class RunData {
     const info = await api.run(run).finally(() => clearInterval(told));
     if (state.run !== run) return false;
     const old = state.loaded?.run === run ? state.loaded : null;
+    store.set({ views: fitted(state.views, info) });
     const columns = columnsOf(state, info);
     const [overview, nonfinite] = await Promise.all([
       columns.length ? api.series(run, { columns, buckets: bucketsOf(state) }) : null,

@@ -3,13 +3,14 @@
  */
 
 import { Api } from "./api.ts";
-import { chooseRun, toggleRun } from "./actions.ts";
+import { chooseRun, goToStep, toggleRun } from "./actions.ts";
 import { dock, element, headRow, iconButton, scroller, table } from "./elements.ts";
-import { counted, formatAligned, formatCount, formatScaleShort, formatShare, statusOf } from "./format.ts";
+import { counted, formatAligned, formatCount, formatScaleShort, formatShare, statusOf, words } from "./format.ts";
 
+import { HealthCounter } from "./health.ts";
 import { letsThrough } from "./state.ts";
 
-import type { RunRow } from "./answers.ts";
+import type { ApartAnswer, RunRow } from "./answers.ts";
 import type { PanelStore } from "./state.ts";
 
 /**
@@ -34,6 +35,7 @@ export function differences(first: any, second: any): [string, string, string][]
 /** what runs are sorted by */
 const COLUMNS: [id: string, title: string, of: ((run: RunRow) => string | number | null) | null][] = [
   ["shown", "Show", null],
+  ["compare", "Compare", null],
   ["run", "Run", (run) => run.run],
   ["status", "Status", (run) => run.last_wall_time],
   ["steps", "Steps", (run) => run.steps],
@@ -43,7 +45,6 @@ const COLUMNS: [id: string, title: string, of: ((run: RunRow) => string | number
   ["findings", "Findings",
     (run) =>
       run.findings && (run.findings.error ?? 0) * 1e6 + (run.findings.warning ?? 0) * 1e3 + (run.findings.info ?? 0)],
-  ["compare", "Compare", null],
 ];
 
 /** Rows in the order of a column; what is not known comes last, whichever way. */
@@ -68,15 +69,24 @@ export function findingsText(findings: Record<string, number> | null) {
   return parts.join(", ") || "none";
 }
 
+/** Where two runs part, in a sentence. */
+export function apartText({ shared_steps: shared, first_step: first, columns }: ApartAnswer) {
+  if (!shared) return "They have no step in common.";
+  if (first === null) return `Bit for bit the same in all of the ${counted(shared, "step")} that they share.`;
+  const at = columns.filter(([, step]) => step === first).map(([name]) => words(name));
+  const later = columns.filter(([, step]) => step !== first).slice(0, 3).map(([name, step]) =>
+    `${words(name)} at ${formatCount(step)}`
+  );
+  return `They part at step ${formatCount(first)}: ${at.join(", ")}${
+    later.length ? `; then ${later.join(", ")}` : ""
+  }.`;
+}
+
 export class RunsTable {
-  /** One of its own, so that what it asks for pushes nothing out of what the charts keep. */
-  counting: Api;
+  health: HealthCounter;
   sort = { column: "run", down: false };
   runs: RunRow[] = [];
   drawn: Map<string, { key: string; row: HTMLTableRowElement }> = new Map();
-  /** steps that a run had when its findings were asked for */
-  counted: Map<string, number | null> = new Map();
-  isCounting = false;
   /** at most two, the one chosen last at the end */
   compared: string[] = [];
   body = element("tbody");
@@ -85,13 +95,13 @@ export class RunsTable {
     element("th", { scope: "col", "data-column": id },
       of ? element("button", { class: "sort", type: "button", onclick: () => this.#sortBy(id) }, title) : title)
   );
-  scroller = scroller("Table of runs", element("table", "data-table runs-table", headRow(this.heads), this.body),
-    this.result);
+  scroller = scroller("Table of runs", this.result,
+    element("table", "data-table runs-table", headRow(this.heads), this.body));
   element: HTMLElement;
 
   constructor(readonly api: Api, readonly store: PanelStore, readonly colorOf: (run: string) => string) {
-    this.counting = new Api(api.base, api.fetcher);
-    this.scroller.addEventListener("scroll", () => this.#count());
+    this.health = new HealthCounter(new Api(api.base, api.fetcher), store);
+    this.scroller.addEventListener("scroll", () => this.health.count(() => this.#inSight()));
     const how = element("p", "dock-message",
       "Show puts a run into the charts. Choose two to compare, to see how their settings differ.");
     this.element = dock("Comparison of runs", [element("h2", {}, "Runs"), how],
@@ -102,7 +112,8 @@ export class RunsTable {
     const { colorOf, store: { state } } = this;
     const current = state.run;
     const over = new Set(state.over);
-    const runs = (this.runs = (state.table?.runs ?? []).filter(({ run }) => letsThrough(state, run)));
+    const counted = (row: RunRow) => ({ ...row, findings: state.health.get(row.run)?.findings ?? row.findings });
+    const runs = (this.runs = (state.table?.runs ?? []).filter(({ run }) => letsThrough(state, run)).map(counted));
     const now = Date.now() / 1000;
     for (const [at, [id]] of COLUMNS.entries())
       this.heads[at].setAttribute("aria-sort",
@@ -124,7 +135,7 @@ export class RunsTable {
       this.body.replaceChildren(...rows);
       if (focused) this.body.querySelector<HTMLElement>(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
     }
-    this.#count();
+    this.health.count(() => this.#inSight());
   }
 
   #row(run: RunRow, { current, shown, color, now }: { current: boolean; shown: boolean; color: string; now: number }) {
@@ -142,6 +153,7 @@ export class RunsTable {
       "tr",
       current ? "current" : "",
       element("td", {}, show),
+      element("td", {}, compare),
       element("td", {}, element("span", { class: "swatch", style: `--color: ${color || "transparent"}` }),
         element("button", { class: "link", type: "button", title: run.run,
           onclick: () => chooseRun(this.store, run.run) }, name)),
@@ -151,7 +163,6 @@ export class RunsTable {
       element("td", "number", formatScaleShort(run.last_loss_scale)),
       element("td", "number", formatAligned(run.best_loss)),
       element("td", "number", findings),
-      element("td", {}, compare),
     );
   }
 
@@ -160,33 +171,20 @@ export class RunsTable {
     this.show();
   }
 
-  /** Has the findings of the runs in sight counted, one run after another. */
-  async #count() {
-    if (this.isCounting) return;
-    this.isCounting = true;
-    try {
-      for (let next = this.#uncounted(); next; next = this.#uncounted()) {
-        this.counted.set(next.run, next.steps);
-        const answer = await this.counting.findings(next.run).catch(() => null);
-        if (!answer) continue;
-        const told: Record<string, number> = {};
-        for (const { severity } of answer.findings) told[severity] = (told[severity] ?? 0) + 1;
-        next.findings = told;
-        this.show();
-      }
-    } finally {
-      this.isCounting = false;
-    }
-  }
-
-  /** The first run in sight whose findings were not asked for since it went on. */
-  #uncounted() {
+  /** The runs in sight. */
+  #inSight() {
     const { top, bottom } = this.scroller.getBoundingClientRect();
-    return this.runs.find((run) => {
-      if (run.steps === null || this.counted.get(run.run) === run.steps) return false;
-      const box = this.drawn.get(run.run)?.row.getBoundingClientRect();
+    return this.runs.filter(({ run }) => {
+      const box = this.drawn.get(run)?.row.getBoundingClientRect();
       return box && box.height > 0 && box.bottom > top && box.top < bottom;
     });
+  }
+
+  #linkTo(step: number | null) {
+    if (step === null || !this.compared.includes(this.store.state.run ?? "")) return [];
+    return [" ",
+      element("button", { class: "link", type: "button", onclick: () => goToStep(this.store, step) },
+        `Go to step ${formatCount(step)}`)];
   }
 
   async #compare(run: string, on: boolean) {
@@ -196,10 +194,12 @@ export class RunsTable {
     const [first, second] = this.compared;
     if (second === undefined) return this.result.replaceChildren();
     try {
-      const [a, b] = await Promise.all([this.api.settings(first), this.api.settings(second)]);
+      const [a, b, apart] = await Promise.all([this.api.settings(first), this.api.settings(second),
+        this.api.apart(first, second)]);
       if (this.compared[0] !== first || this.compared[1] !== second) return;
       const rows = differences(a.settings, b.settings);
       this.result.replaceChildren(
+        element("p", "apart", apartText(apart), ...this.#linkTo(apart.first_step)),
         rows.length ? table("data-table differences", ["Setting", first, second], rows)
           : element("p", "nothing", "Their settings are the same."),
       );

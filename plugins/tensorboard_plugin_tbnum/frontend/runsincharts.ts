@@ -19,8 +19,8 @@ export class RunsInCharts {
   /** @param charts they are asked for when there are runs to draw in them */
   constructor(readonly api: Api, readonly store: PanelStore, readonly charts: () => Charts,
     readonly arrived: (overlay: Overlay) => void) {
-    this.list = new RunList(store, (run) => this.colorOf(run));
-    store.watch(["table", "run", "over", "filter", "filterAside", "now"], () => this.list.show());
+    this.list = new RunList(api, store, (run) => this.colorOf(run));
+    store.watch(["table", "run", "over", "filter", "filterAside", "now", "health", "runOrder"], () => this.list.show());
     store.watch(["over", "loaded"], () => {
       if (store.state.over.length && store.state.loaded) this.#load();
     });

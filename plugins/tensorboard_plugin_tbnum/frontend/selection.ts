@@ -22,7 +22,7 @@ export class Selection {
   /** After the charts: what is listed, and the card of the open one. */
   watch() {
     this.list.watch();
-    this.store.watch(["loaded", "event", "hidden", "tensors", "known", "words"], () => this.#showCard());
+    this.store.watch(["loaded", "event", "hidden", "tensors", "known", "find"], () => this.#showCard());
   }
 
   /** The card of the open event, and its place among those that keys go through. */

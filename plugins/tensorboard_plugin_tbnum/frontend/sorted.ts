@@ -1,7 +1,6 @@
 /** Searches in what is sorted: steps, buckets of steps, x. */
 
 import type { Series } from "./api.ts";
-import type { Values } from "./answers.ts";
 
 /** Index of the first element >= `value`. */
 export function lowerBound(sorted: ArrayLike<number>, value: number) {
@@ -22,7 +21,7 @@ export function indexOfStep(series: Series, step: number) {
 }
 
 /** Index of the bucket that holds x, -1 outside of all. @param end of the last one */
-export function bucketAt(starts: Values, x: number, end: number) {
+export function bucketAt(starts: ArrayLike<number>, x: number, end: number) {
   if (!starts.length || x < starts[0] || x > end) return -1;
   return lowerBound(starts, x + 1e-9) - 1;
 }

@@ -7,22 +7,25 @@ import { Store } from "./store.ts";
 import { neededColumns, parseViews, formatViews } from "./views.ts";
 import { STEPS_AXIS, xAxisOf } from "./xaxis.ts";
 
-import type { RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent, TensorsAnswer } from "./answers.ts";
+import type { HealthAnswer, RunInfo, RunRow, RunTable, SeriesLike, StepValues, TbnumEvent,
+  TensorsAnswer } from "./answers.ts";
 import type { Series } from "./api.ts";
 import type { Place } from "./place.ts";
 import type { Loaded } from "./rundata.ts";
 import type { Views } from "./views.ts";
 import type { Alignment, XAxis } from "./xaxis.ts";
 
-export type State = Omit<Place, "views"> & {
+export type State = Omit<Place, "views" | "smoothing" | "off"> & {
   views: Views;
   smoothing: number;
-  /** index of the optimizer that is shown */
-  optimizer: number;
-  /** kinds and causes of marks that the legend turned off */
+  /** the reader's own, remembered by the browser: what a link brought is not among them */
+  own: { views: Views; smoothing: number };
+  /** what of their y axes a person looks at, by the ids of views and in the units of the axis */
+  yRanges: ReadonlyMap<string, [number, number]>;
+  /** panes that are folded away */
+  folded: ReadonlySet<"runs" | "events">;
+  /** kinds, causes and severities of marks that the legend turned off */
   hidden: ReadonlySet<string>;
-  /** words that the listed events are filtered by */
-  words: string;
   /** whether a zoomed view moves on with the run */
   following: boolean;
   /** the step under the cursor, and whether the cursor is in the charts: the heat map has a card of its own */
@@ -44,6 +47,10 @@ export type State = Omit<Place, "views"> & {
   tensors: TensorsShown;
   /** x between which the runs beside the chosen one have steps; another object whenever there is more of them */
   beside: { extent: [number, number] | null };
+  /** how runs do, as far as was asked for */
+  health: ReadonlyMap<string, HealthAnswer>;
+  /** what the list of runs is in order of */
+  runOrder: RunOrder;
   /** what is loaded of what opens below the charts */
   opened: Place["dock"];
 
@@ -64,6 +71,8 @@ export type State = Omit<Place, "views"> & {
   now: number;
 };
 
+export type RunOrder = "name" | "newest" | "worst" | "skips";
+
 export type TensorsShown = {
   answer: TensorsAnswer | null;
   headroom: SeriesLike | null;
@@ -75,16 +84,19 @@ export type PanelStore = Store<State>;
 
 /** What of the state an address tells. */
 export const PLACE_KEYS = ["run", "zoom", "axis", "event", "views", "dock", "pin", "column", "tensor", "over",
-  "grouped"] as const;
+  "grouped", "smoothing", "optimizer", "hidden", "find", "led", "baseline", "against"] as const;
 
 export const NO_TENSORS: TensorsShown = { answer: null, headroom: null, tensor: null, name: null };
 
 export function makeStore(): PanelStore {
-  return new Store<State>({ ...nowhere(), views: parseViews(""), smoothing: smoothingOf(remembered("smoothing", "0.6")),
-    optimizer: 0, hidden: new Set(), words: "", following: false, cursor: null, inCharts: true, cursorY: 0,
-    filter: { text: "", lets: () => true }, filterAside: "", plotWidth: 100, table: null, loaded: null,
-    known: { steps: new Map() }, tensors: NO_TENSORS, beside: { extent: null }, opened: null, runsOpen: false,
-    message: null, warning: null, connected: true, error: null, said: "", asked: 0, now: 0 });
+  const own = { views: parseViews(remembered("views", "")), smoothing: smoothingOf(remembered("smoothing", "0.6")) };
+  const { off: _, ...place } = nowhere();
+  return new Store<State>({ ...place, ...own, own, hidden: new Set(), yRanges: new Map(),
+    folded: new Set((["runs", "events"] as const).filter((pane) => remembered("folded", "").includes(pane))),
+    following: false, cursor: null, inCharts: true, cursorY: 0, filter: { text: "", lets: () => true }, filterAside: "",
+    plotWidth: 100, table: null, loaded: null, known: { steps: new Map() }, tensors: NO_TENSORS,
+    beside: { extent: null }, health: new Map(), runOrder: "name", opened: null, runsOpen: false, message: null,
+    warning: null, connected: true, error: null, said: "", asked: 0, now: 0 });
 }
 
 export function smoothingOf(value: string | number) {
@@ -94,8 +106,16 @@ export function smoothingOf(value: string | number) {
 
 /** As an address has it. */
 export function placeOf(state: State): Place {
-  const { run, zoom, axis, event, dock, pin, column, tensor, over, grouped, views } = state;
-  return { run, zoom, axis, event, dock, pin, column, tensor, over, grouped, views: formatViews(views) || null };
+  const { run, zoom, axis, event, dock, pin, column, tensor, over, grouped, smoothing, optimizer, find, led } = state;
+  const { baseline, against } = state;
+  return { run, zoom, axis, event, dock, pin, column, tensor, over, grouped, smoothing, optimizer, find, led, baseline,
+    against, off: [...state.hidden], views: formatViews(state.views) };
+}
+
+/** What of the state a place is: what it leaves open stays, or is as the reader has it. */
+export function stateOf({ views, smoothing, off, ...place }: Place): Partial<State> {
+  return { ...place, hidden: new Set(off), ...(views === null ? {} : { views: parseViews(views) }),
+    ...(smoothing === null ? {} : { smoothing: smoothingOf(smoothing) }) };
 }
 
 /** Before the names of the shown optimizer's columns. */
@@ -122,7 +142,7 @@ export function axisOf({ axis, loaded }: State): XAxis {
   if (!loaded) return STEPS_AXIS;
   const known = axes.get(loaded.overview) ?? {};
   axes.set(loaded.overview, known);
-  return known[axis] ??= xAxisOf(axis, loaded.overview);
+  return known[axis] ??= xAxisOf(axis, loaded.overview, loaded.info.pauses);
 }
 
 /** First and last step of all that is in the charts; an event may be on disk before its step, or after the last one. */

@@ -84,17 +84,40 @@ export class ValuesTable {
     }`;
     const heads = [places.head,
       ...lines.map(({ spec, line }) => (spec.lines.length > 1 ? `${spec.title} ${line.label}` : spec.title))];
-    this.scroller.replaceChildren(table("data-table values-table", heads, points.map((at) => [
+    const inView = pointsInView(series, view, Infinity);
+    const statistics = lines.map(({ spec, column }) => {
+      const write = writerOf(spec);
+      const { mean, least, greatest } = statisticsOf(column, inView);
+      return [mean, least, greatest].map((value) => (Number.isFinite(value) ? write(value) : "–"));
+    });
+    const summary = table("data-table statistics", ["In view", ...heads.slice(1)],
+      ["Mean", "Least", "Greatest"].map((name, at) => [name, ...statistics.map((values) => values[at])]));
+    this.scroller.replaceChildren(summary, table("data-table values-table", heads, points.map((at) => [
       places.write(series.step[at], series.stepLast[at]),
       ...lines.map(({ spec, column }) => valueText(spec, column, at)),
     ])));
   }
 }
 
+/** Mean, least and greatest of the finite values at points; a point that stands for several steps counts as often. */
+export function statisticsOf({ last, min, max, mean, known }: Line, points: number[]) {
+  let [sum, count, least, greatest] = [0, 0, Infinity, -Infinity];
+  for (const at of points) {
+    const value = mean ? mean[at] : last[at];
+    const steps = known ? known[at] : 1;
+    if (Number.isFinite(value) && steps) [sum, count] = [sum + value * steps, count + steps];
+    if (min[at] < least) least = min[at];
+    if (max[at] > greatest) greatest = max[at];
+  }
+  return { mean: sum / count, least, greatest };
+}
+
+function writerOf({ scale }: ChartSpec) {
+  return (value: number) => (scale === "log2" ? formatScale(value) : formatNumber(Number(value.toPrecision(6))));
+}
+
 function valueText(spec: ChartSpec, { last, min, max, nan, inf }: Line, at: number) {
-  const write = (
-    value: number,
-  ) => (spec.scale === "log2" ? formatScale(value) : formatNumber(Number(value.toPrecision(6))));
+  const write = writerOf(spec);
   if (Number.isNaN(last[at])) return inf?.[at] ? "∞" : nan?.[at] ? "NaN" : "–";
   return write(last[at]) + (min[at] === max[at] ? "" : ` (${write(min[at])} to ${write(max[at])})`);
 }

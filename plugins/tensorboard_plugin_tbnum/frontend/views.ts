@@ -4,7 +4,10 @@
  * `CHARTS` says what is drawn; a further chart is a further entry.
  */
 
-export type Scale = "linear" | "log2" | "log10";
+import type { RunInfo } from "./answers.ts";
+
+/** `symlog`: logarithmic on both sides of 0, and about linear between -1 and 1. */
+export type Scale = "linear" | "log2" | "log10" | "symlog";
 
 export type LineSpec = {
   column: string;
@@ -38,6 +41,8 @@ export type ChartSpec = {
   ofOptimizer?: boolean;
   /** whether the person may switch between linear and log10 */
   canLog?: boolean;
+  /** whether its lines may be smoothed, where that is asked for */
+  canSmooth?: boolean;
   /** whether its values are of tensors, and so of steps of their own */
   ofTensors?: "headroom" | "tensor";
   /** hidden until it is asked for */
@@ -52,10 +57,16 @@ export type Views = {
   /** ids of all views, from top to bottom */
   order: string[];
   hidden: Set<string>;
+  /** whether those that are hidden follow the run: nobody chose */
+  auto: boolean;
   /** pixels of the plots that a person has sized */
   heights: Map<string, number>;
   /** whether the axis is logarithmic, where a person has chosen */
   log: Map<string, boolean>;
+  /** those that are smoothed though they are not the loss */
+  smooth: Set<string>;
+  /** those whose axis reaches to points that flatten the rest */
+  whole: Set<string>;
 };
 
 /** Every view there is, in its first order. */
@@ -66,7 +77,7 @@ export const CHARTS: ChartSpec[] = [
   { id: "scale", title: "Loss scale", scale: "log2", weight: 1.35, minHeight: 80,
     lines: [{ column: "loss_scale", label: "loss scale", color: "--scale", width: 1.75, stepped: true }] },
   { id: "norm", title: "Gradient norm", scale: "log10", weight: 2, minHeight: 104, ofOptimizer: true, canLog: true,
-    lines: [
+    canSmooth: true, lines: [
       { column: "grad_norm", label: "before clipping", color: "--norm", width: 1.25 },
       { column: "grad_norm_clipped", label: "after clipping", color: "--clipped", width: 1.25, only: "max" },
       { column: "max_norm", label: "threshold", color: "--threshold", width: 1.25, dash: [6, 4], only: "last" },
@@ -99,48 +110,89 @@ export const TENSOR_CHART: ChartSpec = { id: "tensor", title: "Tensor", scale: "
 export const SMALLEST_PLOT = 48;
 export const LARGEST_PLOT = 2000;
 
-export function firstViews(): Views {
-  return { order: CHARTS.map(({ id }) => id),
-    hidden: new Set(CHARTS.filter(({ optional }) => optional).map(({ id }) => id)), heights: new Map(),
-    log: new Map() };
+/** Which are shown before a person chooses: those that a run has something for. */
+export function firstViews(run: RunInfo | null = null): Views {
+  return { order: CHARTS.map(({ id }) => id), auto: true, hidden: hiddenAtFirst(run), heights: new Map(),
+    log: new Map(), smooth: new Set(), whole: new Set() };
 }
 
+/** A scale where there is one; else what else tells how training does. */
+function hiddenAtFirst(run: RunInfo | null): Set<string> {
+  const optional = CHARTS.filter((chart) => chart.optional).map(({ id }) => id);
+  if (!run || knows(run, ["loss_scale"])) return new Set(optional);
+  const has: Record<string, boolean> = { scale: false, clip: knows(run, ["clip_coef", "grad_norm"]),
+    ratio: knows(run, ["update_norm", "param_norm"]) };
+  return new Set(CHARTS.map(({ id }) => id).filter((id) => !(has[id] ?? !optional.includes(id))));
+}
+
+/** Whether a run knows anything of columns, of any of its optimizers. */
+function knows({ columns, unknown = [] }: RunInfo, names: string[]) {
+  const known = columns.filter((name) => !unknown.includes(name)).map((name) => name.slice(name.lastIndexOf("/") + 1));
+  return names.every((name) => known.includes(name));
+}
+
+/** As a person chose, else as the run asks for. */
+export function fitted(views: Views, run: RunInfo): Views {
+  const hidden = views.auto ? hiddenAtFirst(run) : views.hidden;
+  return [...hidden].join() === [...views.hidden].join() ? views : { ...views, hidden };
+}
+
+const AUTO = "auto";
+
 /**
- * Views as a short text, for the address and the browser's memory: `loss.log,norm*180,-scale` is the loss on a
- * logarithmic axis, the norm 180 pixels high, and the scale hidden. "" where all is as at first.
+ * Views as a short text, for the address and the browser's memory: `loss.log,norm~*180,-scale` is the loss on a
+ * logarithmic axis, the norm smoothed and 180 pixels high, and the scale hidden; `loss!` shows outliers. `auto` among
+ * them: those that are
+ * shown follow the run.
  */
-export function formatViews({ order, hidden, heights, log }: Views) {
-  const text = (views: Views) =>
-    views.order.map((id) => {
-      const height = views.heights.get(id);
-      const axis = views.log.get(id);
-      return `${views.hidden.has(id) ? "-" : ""}${id}${axis === undefined ? "" : axis ? ".log" : ".lin"}${
-        height === undefined ? "" : `*${Math.round(height)}`
-      }`;
-    }).join(",");
-  const all = text({ order, hidden, heights, log });
-  return all === text(firstViews()) ? "" : all;
+export function formatViews({ order, hidden, heights, log, auto, smooth, whole }: Views) {
+  const parts = order.map((id) => {
+    const [height, axis] = [heights.get(id), log.get(id)];
+    return `${!auto && hidden.has(id) ? "-" : ""}${id}${axis === undefined ? "" : axis ? ".log" : ".lin"}${
+      smooth.has(id) ? "~" : ""
+    }${whole.has(id) ? "!" : ""}${height === undefined ? "" : `*${Math.round(height)}`}`;
+  });
+  const first = CHARTS.map(({ id }) => id).join();
+  return auto ? (parts.join() === first ? AUTO : [AUTO, ...parts].join()) : parts.join();
 }
 
 /** What it does not name stands at the end, as at first; what it names and nobody knows is passed over. */
 export function parseViews(text: string): Views {
   const first = firstViews();
-  const views: Views = { order: [], hidden: new Set(), heights: new Map(), log: new Map() };
-  for (const part of text.split(",")) {
-    const [, off, id, axis, height] = /^(-?)([a-z]+)(\.log|\.lin)?(?:\*(\d{1,4}))?$/.exec(part) ?? [];
+  const parts = text.split(",");
+  const views: Views = { ...firstViews(), order: [], hidden: new Set() };
+  for (const part of parts) {
+    const [, off, id, axis, smooth, whole, height] = /^(-?)([a-z]+)(\.log|\.lin)?(~)?(!)?(?:\*(\d{1,4}))?$/.exec(part)
+      ?? [];
     if (!first.order.includes(id) || views.order.includes(id)) continue;
     views.order.push(id);
     if (off) views.hidden.add(id);
     if (axis) views.log.set(id, axis === ".log");
+    if (smooth) views.smooth.add(id);
+    if (whole) views.whole.add(id);
     if (height) views.heights.set(id, Math.max(SMALLEST_PLOT, Number(height)));
   }
+  views.auto = parts.includes(AUTO) || !views.order.length;
   for (const id of first.order) {
     if (views.order.includes(id)) continue;
     views.order.push(id);
     if (first.hidden.has(id)) views.hidden.add(id);
   }
+  if (views.auto) views.hidden = first.hidden;
   if (views.hidden.size === views.order.length) views.hidden.delete(views.order[0]);
   return views;
+}
+
+/** A copy that may be changed. */
+export function copied({ order, hidden, heights, log, auto, smooth, whole }: Views): Views {
+  return { order: [...order], hidden: new Set(hidden), heights: new Map(heights), log: new Map(log), auto,
+    smooth: new Set(smooth), whole: new Set(whole) };
+}
+
+/** Shows or hides one; one at least stays. From now on a person says which are shown. */
+export function toggleView(views: Views, id: string) {
+  views.auto = false;
+  if (!views.hidden.delete(id) && views.order.length - views.hidden.size > 1) views.hidden.add(id);
 }
 
 /** The columns that the shown views need, of those that a run has. @param prefix of an optimizer */
@@ -151,8 +203,8 @@ export function neededColumns(columns: string[], prefix: string, hidden: Set<str
       [...lines.map(({ column }) => column), ...beside].map((name) => (ofOptimizer ? prefix : "") + name)
     ),
   );
-  // marks stand on the loss; the other tells a measured NaN from an unknown one
-  for (const own of ["loss", `${prefix}nonfinite_tensors`]) wanted.add(own);
+  // marks stand on the loss; the second tells a measured NaN from an unknown one, the third stands in the head
+  for (const own of ["loss", `${prefix}nonfinite_tensors`, `${prefix}clipped`]) wanted.add(own);
   return [...wanted].filter((column) => columns.includes(column));
 }
 

@@ -28,15 +28,17 @@ export class TimeAxis {
 
   /**
    * @param series of the whole run @param updates to these in place of seconds: updates done by the end of each entry
+   * @param pauses the step before each, and the seconds that are left out
    */
-  constructor(series: Series, updates?: Values) {
+  constructor(series: Series, updates?: Values, pauses: [number, number][] = []) {
     this.steps = Float64Array.from(updates ? series.stepLast : series.step);
     this.seconds = new Float64Array(series.length);
     const origin = updates ? 0 : series.wallTime[0] ?? 0;
     const known = updates ?? series.wallTime;
-    let latest = 0;
+    let [latest, left, passed] = [0, 0, 0];
     for (let index = 0; index < series.length; index++) {
-      latest = Math.max(latest, known[index] - origin);
+      while (passed < pauses.length && pauses[passed][0] < this.steps[index]) left += pauses[passed++][1];
+      latest = Math.max(latest, known[index] - origin - left);
       this.seconds[index] = latest;
     }
   }
@@ -67,10 +69,11 @@ function interpolated(from: Float64Array, to: Float64Array, at: number) {
 
 export const STEPS_AXIS = { xOf: (step: number) => step, stepOf: (x: number) => x };
 
-/** @param overview of the whole run */
-export function xAxisOf(axis: Alignment, overview: Series): XAxis {
+/** @param overview of the whole run @param pauses that a time axis leaves out */
+export function xAxisOf(axis: Alignment, overview: Series, pauses: [number, number][] = []): XAxis {
   const updates = axis === "updates" ? overview.line("updates") : null;
-  return axis === "time" ? new TimeAxis(overview) : updates ? new TimeAxis(overview, updates.max) : STEPS_AXIS;
+  return axis === "time" ? new TimeAxis(overview, undefined, pauses)
+    : updates ? new TimeAxis(overview, updates.max) : STEPS_AXIS;
 }
 
 /** How points on it are written, in words. @param single whether each stands for one step */
