@@ -204,6 +204,6 @@ def test_the_list_of_runs_shows_how_each_does_and_is_put_in_that_order(shared: T
 
 
 def test_a_baseline_and_a_step_that_are_not_there_leave_the_rest_at_work(shared: TensorBoard, look: Look):
-    panel = look(shared).open("demo", base="gone", against="ratio", tensors="led", led="0").drawn()
+    panel = look(shared, trouble=True).open("demo", base="gone", against="ratio", tensors="led", led="0").drawn()
     expect(panel.frame.locator(".dock-message")).to_contain_text("no step before")
     expect(panel.frame.locator("[data-chart=loss] .key")).not_to_contain_text("ratio")
