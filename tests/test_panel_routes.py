@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tbnum.compare import diff
+from tbnum.compare.words import sentence
 from tbnum.explain import what_led_here
 from tbnum.log.reader import Run
 from tensorboard_plugin_tbnum import runs
@@ -59,13 +61,15 @@ def test_what_led_to_a_step_is_what_the_package_answers(panel: Panel, tmp_path: 
     assert "step is missing" in panel.refused(400, "led", run="plain")
 
 
-def test_two_runs_part_at_the_first_step_at_which_any_column_differs(panel: Panel) -> None:
+def test_two_runs_part_where_the_package_says_so(panel: Panel, tmp_path: Path) -> None:
     apart = panel.json("apart", a="scaled", b="twin")
-    assert apart["shared_steps"] == 50 and apart["first_step"] == 70
-    assert [pair for pair in apart["columns"] if pair[0] in ("lr", "grad_norm")] == [["lr", 70], ["grad_norm", 80]]
+    expected = diff(Run(tmp_path / "scaled"), Run(tmp_path / "twin"))
+    assert (apart["steps"], apart["first_step"]) == (50, expected.first_step)
+    assert apart["sentence"] == sentence(expected)
     same = panel.json("apart", a="twin", b="twin")
-    assert (same["shared_steps"], same["first_step"], same["columns"]) == (70, None, [])
-    assert panel.json("apart", a="scaled", b="later")["shared_steps"] == 0
+    assert (same["steps"], same["first_step"]) == (70, None)
+    none = panel.json("apart", a="scaled", b="later")
+    assert none["steps"] == 0 and "no step in common" in none["sentence"]
     assert "gone" in panel.refused(404, "apart", a="scaled", b="gone")
 
 

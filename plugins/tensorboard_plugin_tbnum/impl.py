@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.compare import diff
+from tbnum.compare.words import next_step, sentence
 from tbnum.explain import what_led_here
 from tbnum.explain.summary import group_events, worth_reading
 from tbnum.log.reader import Totals
@@ -240,23 +242,20 @@ def _clipped_share(snapshot: Snapshot) -> float | None:
 
 
 def apart_impl(one: Snapshot, other: Snapshot) -> dict[str, Any]:
-    """At which step two runs part, bit for bit, in what both recorded at the steps that they share.
+    """At which step two runs part, in what both recorded, bit for bit: as `tbnum.diff` has it.
 
-    Costs about 5 ms a column of a million steps.
+    Costs some 0.2 s for a million steps, and 30 us for each table of tensors that both have.
     """
-    _, at, beside = np.intersect1d(one.steps["step"], other.steps["step"], assume_unique=True, return_indices=True)
-    apart: list[tuple[str, int]] = []
-    for name in one.steps.keys() & other.steps.keys() - {"step", "wall_time"}:
-        first, second = one.steps[name][at], other.steps[name][beside]
-        differ = first != second
-        if first.dtype.kind == "f":
-            differ &= ~(np.isnan(first) | np.isnan(second))  # what one of them does not know is no difference
-        if name == "step_hash":
-            differ &= (first != 0) & (second != 0)  # 0 is unknown
-        if differ.any():
-            apart.append((name, int(one.steps["step"][at[np.argmax(differ)]])))
-    apart.sort(key=lambda pair: (pair[1], pair[0]))
-    return {"shared_steps": len(at), "first_step": apart[0][1] if apart else None, "columns": apart}
+    try:
+        found = diff(one, other)
+    except ValueError as error:  # no step in common
+        return {"steps": 0, "first_step": None, "sentence": str(error), "next": ""}
+    return {
+        "steps": found.steps,
+        "first_step": found.first_step,
+        "sentence": sentence(found),
+        "next": next_step(found) or "",
+    }
 
 
 def led_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:

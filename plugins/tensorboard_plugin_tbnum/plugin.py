@@ -124,7 +124,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
             "/export": self._serve_export,
             "/static/*": self._serve_static,
         }
-        long = ("/events", "/step", "/findings", "/health", "/led", "/export")
+        long = ("/events", "/step", "/findings", "/health", "/led", "/apart", "/export")
         return {path: application(route if path in long else self._quick(route)) for path, route in routes.items()}
 
     def _quick(self, route: Route) -> Route:
@@ -232,8 +232,10 @@ class TbnumPlugin(base_plugin.TBPlugin):
         return self._json(request, self._snapshot(request, findings=True), impl.findings_impl)
 
     def _serve_apart(self, request: wrappers.Request) -> wrappers.Response:
-        one, other = (self._runs.snapshot(text(request, name)) for name in ("a", "b"))
-        tag = etag("apart", one.version, other.version)
+        one, other = (
+            self._runs.snapshot(text(request, name), events=True, tensors=True, checksums=True) for name in ("a", "b")
+        )
+        tag = etag("apart", one.version, one.events_version, other.version, other.events_version)
         return answer(request, JSON, tag, lambda: to_json(impl.apart_impl(one, other)))
 
     def _serve_health(self, request: wrappers.Request) -> wrappers.Response:

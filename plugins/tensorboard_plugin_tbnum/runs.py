@@ -138,7 +138,14 @@ class RunTable:
             return Listing(self._ready.is_set(), self.logdir, rows, dict(self._errors))
 
     def snapshot(
-        self, name: str, *, events: bool = False, findings: bool = False, tensors: bool = False, ranks: bool = False
+        self,
+        name: str,
+        *,
+        events: bool = False,
+        findings: bool = False,
+        tensors: bool = False,
+        ranks: bool = False,
+        checksums: bool = False,
     ) -> Snapshot:
         """The run as it is on disk, or was at most a second ago; with its events and more if asked for.
 
@@ -150,6 +157,7 @@ class RunTable:
         with entry.lock:
             run = self._opened(entry)
             tables, histograms = (run.tensors, run.histograms) if tensors else (None, None)
+            of_bits = run.checksums if checksums else {}
             of_ranks = run.ranks if ranks else None
             meta, problems = run.meta, list(run.problems)
             if not meta["sessions"]:
@@ -190,6 +198,7 @@ class RunTable:
             histograms,
             entry.cells,
             of_ranks,
+            of_bits,
             derived,
         )
 

@@ -77,6 +77,8 @@ class Snapshot:
     """What is kept in memory of `tensors`."""
     ranks: Ranks | None = None
     """What its ranks recorded, where there are several. None unless asked for."""
+    checksums: Mapping[str, Any] = field(default_factory=dict)
+    """Of the bits of tensors, by what they are of. Empty unless asked for."""
     derived: dict[str, np.ndarray] = field(default_factory=dict)
     """Columns that were worked out from `steps`, for the next question."""
 

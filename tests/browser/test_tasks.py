@@ -122,7 +122,7 @@ def test_where_two_runs_part_and_how_their_settings_differ_is_seen_without_scrol
     for run in ("pair/0.25", "pair/0.5"):
         panel.frame.get_by_label(f"Compare {run}").check()
     apart = panel.frame.locator(".apart")
-    expect(apart).to_contain_text("They part at step 250")
+    expect(apart).to_contain_text("Apart from step 250")
     expect(apart).to_be_in_viewport()
     expect(panel.frame.locator(".differences")).to_contain_text("pace")
     expect(panel.frame.locator(".differences tbody tr").first).to_be_in_viewport()

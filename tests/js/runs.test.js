@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { apartText, differences, findingsText, sortedRuns } from "../../plugins/tensorboard_plugin_tbnum/frontend/runs.ts";
+import { differences, findingsText, sortedRuns } from "../../plugins/tensorboard_plugin_tbnum/frontend/runs.ts";
 
 test("settings differ where their paths do, however deep; what one did not tell is a dash", () => {
   const first = { scaler: { init_scale: 65536, growth: 2 }, seed: 1, config: null };
@@ -31,10 +31,4 @@ test("findings are told by severity, none and not yet counted apart", () => {
   assert.equal(findingsText({ error: 1, warning: 2, info: 4 }), "1 error, 2 warnings");
   assert.equal(findingsText({ info: 4 }), "none");
   assert.equal(findingsText(null), "…");
-});
-
-test("where two runs part is a sentence", () => {
-  assert.equal(apartText({ shared_steps: 0, first_step: null, columns: [] }), "They have no step in common.");
-  assert.equal(apartText({ shared_steps: 1200, first_step: null, columns: [] }), "Bit for bit the same in all of the 1,200 steps that they share.");
-  assert.equal(apartText({ shared_steps: 9, first_step: 4, columns: [["grad_norm", 4], ["loss", 5]] }), "They part at step 4: grad norm; then loss at 5.");
 });

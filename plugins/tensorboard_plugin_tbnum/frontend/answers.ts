@@ -213,10 +213,13 @@ export type LedAnswer = {
   not_recorded: string[];
 };
 
-/** Where two runs part, bit for bit: null where they do not, or share no step. */
+/** Where two runs part, in what both recorded. */
 export type ApartAnswer = {
-  shared_steps: number;
+  /** that both have */
+  steps: number;
+  /** null: they do not part */
   first_step: number | null;
-  /** columns that differ, with the first step at which they do, in order of step */
-  columns: [string, number][];
+  sentence: string;
+  /** what to do next */
+  next: string;
 };

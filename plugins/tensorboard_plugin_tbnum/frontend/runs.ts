@@ -5,12 +5,12 @@
 import { Api } from "./api.ts";
 import { chooseRun, goToStep, toggleRun } from "./actions.ts";
 import { dock, element, headRow, iconButton, scroller, table } from "./elements.ts";
-import { counted, formatAligned, formatCount, formatScaleShort, formatShare, statusOf, words } from "./format.ts";
+import { counted, formatAligned, formatCount, formatScaleShort, formatShare, statusOf } from "./format.ts";
 
 import { HealthCounter } from "./health.ts";
 import { letsThrough } from "./state.ts";
 
-import type { ApartAnswer, RunRow } from "./answers.ts";
+import type { RunRow } from "./answers.ts";
 import type { PanelStore } from "./state.ts";
 
 /**
@@ -67,19 +67,6 @@ export function findingsText(findings: Record<string, number> | null) {
     counted(findings[severity], severity)
   );
   return parts.join(", ") || "none";
-}
-
-/** Where two runs part, in a sentence. */
-export function apartText({ shared_steps: shared, first_step: first, columns }: ApartAnswer) {
-  if (!shared) return "They have no step in common.";
-  if (first === null) return `Bit for bit the same in all of the ${counted(shared, "step")} that they share.`;
-  const at = columns.filter(([, step]) => step === first).map(([name]) => words(name));
-  const later = columns.filter(([, step]) => step !== first).slice(0, 3).map(([name, step]) =>
-    `${words(name)} at ${formatCount(step)}`
-  );
-  return `They part at step ${formatCount(first)}: ${at.join(", ")}${
-    later.length ? `; then ${later.join(", ")}` : ""
-  }.`;
 }
 
 export class RunsTable {
@@ -199,7 +186,7 @@ export class RunsTable {
       if (this.compared[0] !== first || this.compared[1] !== second) return;
       const rows = differences(a.settings, b.settings);
       this.result.replaceChildren(
-        element("p", "apart", apartText(apart), ...this.#linkTo(apart.first_step)),
+        element("p", "apart", apart.sentence, ...this.#linkTo(apart.first_step)),
         rows.length ? table("data-table differences", ["Setting", first, second], rows)
           : element("p", "nothing", "Their settings are the same."),
       );
