@@ -291,6 +291,33 @@ def stages(folder: Path) -> None:
             optimizer.step()
 
 
+def pipeline(folder: Path) -> None:
+    """Two stages that hand activations and gradients on; the second alone has the loss."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    stage = nn.Linear(4, 4)
+    optimizer = sgd(stage)
+    losses = []
+    with tbnum.wrap(optimizer, model={f"stage{rank}": stage}, logdir=folder):
+        for x in batches(5, size=4, width=4, seed=5):
+            optimizer.zero_grad()
+            between = stage(x) if rank == 0 else torch.empty(4, 4)
+            if rank == 0:
+                dist.send(between.detach(), 1)
+                gradient = torch.empty(4, 4)
+                dist.recv(gradient, 1)
+                between.backward(gradient)
+            else:
+                dist.recv(between, 0)
+                loss = loss_of(stage(between.requires_grad_()))
+                loss.backward()
+                losses.append(loss.item())
+                dist.send(between.grad, 0)
+            optimizer.step()
+    if rank:
+        (folder / "losses.json").write_text(json.dumps(losses))
+
+
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
@@ -350,6 +377,31 @@ def uneven(folder: Path) -> None:
             optimizer.step()
 
 
+def flipped(folder: Path) -> None:
+    """A bit of one weight on rank 1 flips before step 70."""
+    model = DistributedDataParallel(Net())
+    optimizer = sgd(model)
+    with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=20):
+        for step, x in enumerate(batches(100, size=SIZE, width=WIDTH)):
+            if step == 70 and dist.get_rank() == 1:
+                model.module.second.weight.data.view(torch.int32)[1, 2] ^= 1 << 20  # of the mantissa
+            optimizer.zero_grad()
+            loss_of(model(share(x))).backward()
+            optimizer.step()
+
+
+def healthy(folder: Path) -> None:
+    """Steps in which the replicas stay one model."""
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = batches(50, size=SIZE, width=WIDTH)
+    with tbnum.wrap(optimizer, model=model, logdir=folder, scalar_interval=None):
+        for step in range(int(os.environ.get("TBNUM_REPLICA_STEPS", 500))):
+            optimizer.zero_grad()
+            loss_of(model(share(data[step % len(data)]))).backward()
+            optimizer.step()
+
+
 def own_folders(folder: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -391,6 +443,9 @@ def counted(folder: Path) -> None:
 
 
 ALL = (
+    flipped,
+    healthy,
+    pipeline,
     ddp,
     fsdp2,
     fsdp2_scaled,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -53,6 +53,10 @@ class RankRecord:
     ended: str | None  # None: it goes on, or was killed
     last_step: int  # -1: it took none
     last_wall_time: float  # when that one closed; -inf without one, NaN where unknown
+
+
+ChecksumSeries: TypeAlias = tuple[np.ndarray, tuple[str, ...], np.ndarray]
+"""Steps (S,), names (P,) and values (S, P) uint64, 0 where unknown."""
 
 
 class RanksSession(NamedTuple):
@@ -237,6 +241,8 @@ class Ranks:
     steps: Mapping[str, np.ndarray]
     sessions: Sequence[RanksSession]
     world_size: int = 1
+    checksums: Callable[[], Iterable[tuple[int, ChecksumSeries]]] = tuple
+    """Of each rank that has some, the checksums of its parameters: one pass over its tables, so rank after rank."""
     _plans: list[dict[str, Plan]] = field(default_factory=list)
     _spreads: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     _rows: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # (K,) rows, (R, K) values

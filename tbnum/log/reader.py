@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -354,7 +354,17 @@ class Run:
             if self._others.files.keys() != self._others.names.keys():
                 self._others.read(self._is_spread(), RANKS_BYTES)
             self._ranks = self._others.beside(self._own_columns(), self._files, self._taken, self._world_size())
+            self._ranks.checksums = self._checksums_of_ranks
         return self._ranks
+
+    def _checksums_of_ranks(self) -> Iterator[tuple[int, TensorSeries]]:
+        with self._lock:
+            matches = self._others.matches(self._files)
+            by_rank = self._tables.by_rank([(file, matches[file.path]) for file in self._chosen()])
+        for rank, sessions in sorted(by_rank.items()):
+            tables = Tensors(sessions, {})
+            if "parameter" in tables.checksums:
+                yield rank, tables.read(CHECKSUM + "parameter")
 
     def _tables_of_ranks(self) -> list[dict[int, Session]]:
         matches = self._others.matches(self._files)

@@ -40,6 +40,14 @@ class RunTables:
             found.append({rank: Session(self._file_of(file), cut, file.part_cuts()) for rank, file in by_rank.items()})
         return found
 
+    def by_rank(self, sessions: Sequence[tuple[SessionFile, Mapping[int, SessionFile]]]) -> dict[int, list[Session]]:
+        """As `sessions_of_ranks`, by rank: its sessions, oldest first."""
+        found: dict[int, list[Session]] = {}
+        for of_ranks in self.sessions_of_ranks(sessions):
+            for rank, session in of_ranks.items():
+                found.setdefault(rank, []).append(session)
+        return found
+
     def _file_of(self, session: SessionFile) -> TensorsFile:
         if session.path not in self._files:
             name = session.path.name.removesuffix(RECORD_SUFFIX) + TENSORS_SUFFIX

@@ -1,0 +1,74 @@
+"""Ranks of one model: their bits are compared, and a pipeline's loss is found on the rank that has it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tbnum
+from tbnum.log.schema import step_columns
+from tbnum.log.tensors import TensorTable
+from tbnum.log.writer import LogWriter
+from tests.recorded import META, START, append
+from tests.test_ranks import launch
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tbnum.Run]:
+    return launch(tmp_path_factory.mktemp("replicas"), 2, "flipped healthy pipeline")
+
+
+def found(run: tbnum.Run) -> list[tbnum.Finding]:
+    return [finding for finding in run.findings if finding.rule == "replicas_differ"]
+
+
+def test_a_bit_that_flips_on_one_rank_is_named_by_rank_tensor_and_interval(two: dict[str, tbnum.Run]) -> None:
+    (finding,) = found(two["flipped"])
+    assert finding.severity == "error" and finding.steps == (80,)
+    assert "rank 1" in finding.evidence and "at step 60" in finding.evidence and "at step 80" in finding.evidence
+    assert "second.weight" in finding.evidence
+
+
+def test_replicas_that_stay_one_model_raise_nothing(two: dict[str, tbnum.Run]) -> None:
+    run = two["healthy"]
+    assert found(run) == []
+    assert run.ranks is not None
+    (rank_0, first), (rank_1, second) = run.ranks.checksums()
+    assert (rank_0, rank_1) == (0, 1) and first[0].tolist() == list(range(0, len(run.steps["step"]), 50))
+    np.testing.assert_array_equal(first[2], second[2])
+
+
+def test_a_pipelines_loss_on_two_processes_is_in_the_run(two: dict[str, tbnum.Run]) -> None:
+    run = two["pipeline"]
+    losses = json.loads((Path(str(run.folder)) / "losses.json").read_text())
+    np.testing.assert_allclose(run.steps["loss"], losses, rtol=1e-6)
+
+
+def replicas(folder: Path, apart: dict[int, int], ranks: int = 4) -> tbnum.Run:
+    """Checksums every 10 of 40 steps. `apart`: by rank, the step from which its second tensor is another."""
+    for rank in range(ranks):
+        told = {"optimizers": {"optimizer": {"parameters": 1, "shapes": "x"}}, "parameters": {"a": [1], "b": [1]}}
+        meta = {**META, "start_time": START, "world_size": ranks, "rank": rank, **told}
+        log = LogWriter(folder, columns=step_columns({"optimizer": 1}), rank=rank, meta=meta)
+        append(log, range(40))
+        for step in range(0, 40, 10):
+            sums = np.array([step + 1, 1000 + step + (rank + 1) * (step >= apart.get(rank, 99))], np.uint64)
+            log.write_tensors(TensorTable(step, ("a", "b"), {"checksum/parameter": sums}))
+        log.close()
+    return tbnum.read(folder)["."]
+
+
+def test_of_several_ranks_the_ones_that_left_are_named(tmp_path: Path) -> None:
+    (finding,) = found(replicas(tmp_path / "one", {2: 15}))
+    assert "of rank 2 were the same bits as those of ranks 0, 1 and 3 at step 10" in finding.evidence
+    assert "not at step 20: b" in finding.evidence and finding.steps == (20,)
+    (finding,) = found(replicas(tmp_path / "lowest", {0: 15}))
+    assert "of rank 0 were the same bits as those of ranks 1, 2 and 3" in finding.evidence
+    assert found(replicas(tmp_path / "none", {})) == []
+
+
+def test_ranks_that_were_never_the_same_are_not_said_to_have_come_apart(tmp_path: Path) -> None:
+    assert found(replicas(tmp_path, {1: 0, 2: 0, 3: 0})) == []
