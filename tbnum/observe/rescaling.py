@@ -35,7 +35,7 @@ def rescaling(attempt: Attempt, gradients: Gradients) -> Rescaling:
     quotient = quotients[0]
     if any(abs(other - quotient) > _EXACT * quotient for other in quotients):
         return Rescaling.NONE  # not alike: averaged with those of others, or noise
-    if quotient >= LEAST_SCALE and math.frexp(quotient)[0] == 0.5:
+    if quotient >= LEAST_SCALE and math.frexp(quotient)[0] == 0.5 and quotient != len(attempt.backwards):
         return Rescaling.SCALE
     if quotient > 1.5 and abs(quotient - round(quotient)) <= _EXACT * quotient:
         return Rescaling.DIVISION

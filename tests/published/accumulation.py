@@ -477,3 +477,119 @@ def a_hook_of_the_users_halves_the_gradients_at_the_step(tape: Tape) -> None:
         tape.attempt(loss, before, OrUnknown(before / 2))
         optimizer.step()
     tape.keep(model, optimizer)
+
+
+@published()
+def many_micro_batches_divided_by_their_number(tape: Tape) -> None:
+    """128 of them, and `p.grad /= 128`: the quotient is a power of two, and no loss scale."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    batches = data(8)
+    for _ in range(3):
+        total = 0.0
+        for number in range(128):
+            x, y = batches[number % 8]
+            loss = MSE(model(x), y)
+            loss.backward()
+            total += loss.item()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= 128
+        tape.attempt(OrUnknown(total), float64_norm(model), micro_batches=OrUnknown(128))
+        optimizer.step()
+        optimizer.zero_grad()
+    tape.keep(model, optimizer)
+
+
+@published()
+def experts_of_which_each_batch_reaches_two(tape: Tape) -> None:
+    """A mixture of experts: most parameters have no gradient in a micro-batch, and some have none in a step."""
+    experts, router = nn.ModuleList([mlp(8, 4) for _ in range(12)]), nn.Linear(8, 12)
+    model = nn.ModuleList([experts, router])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tape.wrap(optimizer, model=model)
+    for number, window in enumerate(windows(data(24), 3)):
+        total = 0.0
+        for micro, (x, y) in enumerate(window):
+            chosen = [(number * 3 + micro) % 12, (number * 5 + micro * 7) % 12]
+            weights = router(x).softmax(1)
+            out = sum(weights[:, place : place + 1] * experts[place](x) for place in chosen)
+            loss = MSE(out, y) / 3
+            loss.backward()
+            total += loss.item()
+        before = float64_norm(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        tape.attempt(total, before, float64_norm(model), micro_batches=3)
+        optimizer.step()
+        optimizer.zero_grad()
+    tape.keep(model, optimizer)
+
+
+@published()
+def one_loss_twice_over_a_retained_graph(tape: Tape) -> None:
+    """The gradients are those of twice the loss, and so is the loss."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for x, y in data(12):
+        optimizer.zero_grad()
+        loss = MSE(model(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        tape.attempt(2 * loss.item(), float64_norm(model), micro_batches=2)
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
+@published(events={"no_gradients": 1})
+def zeroed_between_backward_and_step(tape: Tape) -> None:
+    """A mistake in the order of lines: every step is empty, and that is said."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for x, y in data(12):
+        MSE(model(x), y).backward()
+        optimizer.zero_grad()
+        tape.attempt(UNKNOWN, OrUnknown(0.0), micro_batches=OrUnknown(0), optional=True)
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
+@published()
+def numbers_that_are_none_are_made_zeros(tape: Tape) -> None:
+    """`p.grad.nan_to_num_()` before each step: the step is one, with the gradients that were left."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for number, (x, y) in enumerate(data()):
+        loss = MSE(model(x), y)
+        if number == 7:
+            loss = loss + sum((0.0 * p.sum()).sqrt() for p in model[4].parameters())
+        optimizer.zero_grad()
+        loss.backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+        tape.attempt(loss, float64_norm(model))
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
+@published()
+def sparse_gradients_that_accumulate(tape: Tape) -> None:
+    table, head = nn.Embedding(20, 8, sparse=True), torch.randn(8, 4)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=table)
+    for window in windows(data(12), 3):
+        total = 0.0
+        for _, y in window:
+            loss = MSE(table(torch.randint(20, (16,))) @ head, y) / 3
+            loss.backward()
+            total += loss.item()
+        assert table.weight.grad is not None
+        norm = table.weight.grad.coalesce().values().double().norm().item()
+        tape.attempt(total, norm, micro_batches=3)
+        optimizer.step()
+        optimizer.zero_grad()
+    tape.keep(table)

@@ -415,3 +415,48 @@ def an_adversarial_patch_is_the_wrapped_parameter(tape: Tape) -> None:
         tape.attempt(loss, float64_norm([patch]))
         optimizer.step()
     tape.keep(patch, optimizer)
+
+
+@published()
+def fgsm_by_a_backward_for_the_input_alone(tape: Tape) -> None:
+    """`loss.backward(inputs=[x])`: no parameter's gradient is touched."""
+
+    def attack(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        nn.functional.mse_loss(model(x), y).backward(inputs=[x])
+        assert x.grad is not None
+        return (x + EPSILON * x.grad.sign()).detach()
+
+    _train_on_attacks(tape, attack, max_norm=0.2)
+
+
+@published()
+def fgsm_with_the_model_frozen_meanwhile(tape: Tape) -> None:
+    def attack(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        model.requires_grad_(False)
+        adversarial = fgsm(model, x, y)
+        model.requires_grad_(True)
+        return adversarial
+
+    _train_on_attacks(tape, attack)
+
+
+@published()
+def a_dream_of_the_first_layer_between_the_steps(tape: Tape) -> None:
+    """A backward from hidden activations reaches a part of the parameters, and is zeroed with all."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    dream = torch.randn(1, 8)
+    for x, y in data():
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        tape.attempt(loss, float64_norm(model))
+        optimizer.step()
+        optimizer.zero_grad()
+        dream = dream.clone().requires_grad_()
+        model[:2](dream).square().sum().backward()
+        assert dream.grad is not None
+        dream = (dream + 0.01 * dream.grad).detach()
+        optimizer.zero_grad()
+    tape.keep(model, optimizer, dream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import backward as early_bound_backward
 
 from tests.published.tape import UNKNOWN, OrUnknown, Tape, data, float64_norm, mlp, published
 
@@ -438,4 +439,41 @@ def parameters_moved_by_hand(tape: Tape) -> None:
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.data.add_(parameter.grad, alpha=-1e-2)
+    tape.keep(model, optimizer)
+
+
+@published()
+def a_backward_by_a_name_bound_early(tape: Tape) -> None:
+    """`from torch.autograd import backward`, before anything was wrapped."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for x, y in data():
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        early_bound_backward(loss)
+        tape.attempt(loss, float64_norm(model))
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
+@published()
+def anomalies_are_detected_and_caught(tape: Tape) -> None:
+    """`detect_anomaly` raises out of backward; the loop leaves the batch out."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    with torch.autograd.set_detect_anomaly(True):
+        for number, (x, y) in enumerate(data(12)):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            if number == 5:
+                loss = loss + sum((0.0 * p.sum()).sqrt() for p in model.parameters())
+            try:
+                loss.backward()
+            except RuntimeError:
+                tape.attempt(OrUnknown(loss.item()), OrUnknown(), skipped=True, optional=True)
+                continue
+            tape.attempt(loss, float64_norm(model))
+            optimizer.step()
     tape.keep(model, optimizer)

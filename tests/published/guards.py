@@ -391,3 +391,47 @@ def one_of_two_optimizers_is_guarded(tape: Tape) -> None:
             else:
                 tape.attempt(loss, before, skipped=True, run=name)
     tape.keep(*models.values(), *optimizers.values())
+
+
+@published(cause=GIVEN_UP)
+def a_retry_of_the_same_batch(tape: Tape) -> None:
+    """After a norm that is not finite the same batch is tried again, without what spoiled it."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for number, (x, y) in enumerate(data()):
+        for attempt in range(2):
+            loss = nn.functional.mse_loss(model(x), y)
+            if number in BAD and attempt == 0:
+                loss = loss + poison(model)
+            optimizer.zero_grad()
+            loss.backward()
+            before = float64_norm(model)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+            if norm.isfinite():
+                tape.attempt(loss, before, float64_norm(model))
+                optimizer.step()
+                break
+            tape.attempt(loss, before, skipped=True)
+    tape.keep(model, optimizer)
+
+
+@published(cause=GIVEN_UP)
+def parameters_put_back_from_a_copy(tape: Tape) -> None:
+    """A loss that is not finite: gradients dropped, and the weights of the last good step loaded."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    good = {name: value.clone() for name, value in model.state_dict().items()}
+    for number, (x, y) in enumerate(data()):
+        loss = nn.functional.mse_loss(model(x * math.nan if number in BAD else x), y)
+        loss.backward()
+        finite = math.isfinite(loss.item())
+        tape.attempt(loss, float64_norm(model), skipped=not finite)
+        if finite:
+            good = {name: value.clone() for name, value in model.state_dict().items()}
+            optimizer.step()
+        else:
+            model.load_state_dict(good)
+        optimizer.zero_grad()
+    tape.keep(model, optimizer)

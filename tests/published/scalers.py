@@ -347,3 +347,97 @@ def one_scaler_over_two_losses_of_one_model(tape: Tape) -> None:
         tape.attempt(total, before, skipped=scaler.get_scale() < scale, loss_scale=scale, micro_batches=2)
         optimizer.zero_grad()
     tape.keep(model, optimizer, scaler)
+
+
+@published()
+def mixed_precision_switched_on_later_with_the_scaler_given(tape: Tape) -> None:
+    """Ten steps in float32 past a scaler that is enabled and not used yet; then the recipe."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = scaler_for_cpu(2.0**20)
+    tape.wrap(optimizer, scaler, model=model)
+    for number, x in enumerate(batches(30, bad=[20])):
+        loss = model(x).square().mean()
+        if number < 10:
+            loss.backward()
+            tape.attempt(loss, float64_norm(model))
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scale = scaler.get_scale()
+            before = float64_norm(model, scale)
+            scaler.step(optimizer)
+            scaler.update()
+            tape.attempt(loss, before, skipped=scaler.get_scale() < scale, loss_scale=scale)
+        optimizer.zero_grad()
+    tape.keep(model, optimizer, scaler)
+
+
+@published(events={"scaler_found": None}, may=("scale_set",))
+def a_new_scaler_every_epoch(tape: Tape) -> None:
+    """Each epoch makes its own, none is given; the optimizer stays. Its scale is another each time, by the loop."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for _ in range(3):
+        scaler = scaler_for_cpu(2.0**20)
+        for x in batches(8):
+            loss = model(x).square().mean()
+            scaler.scale(loss).backward()
+            scale = scaler.get_scale()
+            before = float64_norm(model, scale)
+            scaler.step(optimizer)
+            scaler.update()
+            tape.attempt(loss, before, skipped=scaler.get_scale() < scale, loss_scale=scale)
+            optimizer.zero_grad()
+    tape.keep(model, optimizer)
+
+
+@published()
+def accelerate_steps_through_a_patched_step(tape: Tape) -> None:
+    """AcceleratedOptimizer's way to learn of a skip: `optimizer.step` is replaced by one that notes the call."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = scaler_for_cpu(2.0**20)
+    tape.wrap(optimizer, scaler, model=model)
+    called: list[bool] = []
+    original = optimizer.step
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        called.append(True)
+        return original(*args, **kwargs)
+
+    for x in batches(24, bad=[15]):
+        loss = model(x).square().mean()
+        scaler.scale(loss).backward()
+        scale = scaler.get_scale()
+        before = float64_norm(model, scale)
+        optimizer.step = patched  # type: ignore[method-assign]
+        called.clear()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.step = original  # type: ignore[method-assign]
+        tape.attempt(loss, before, skipped=not called, loss_scale=scale)
+        optimizer.zero_grad()
+    tape.keep(model, scaler)
+
+
+@published(events={"scale_set": 1})
+def the_scale_is_read_from_a_checkpoint(tape: Tape) -> None:
+    """`scaler.load_state_dict` in the middle: the scale is another from then on, and by the user's hand."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = scaler_for_cpu(2.0**6, growth_interval=1000)
+    tape.wrap(optimizer, scaler, model=model)
+    saved = scaler_for_cpu(2.0**9, growth_interval=1000).state_dict()
+    for number, x in enumerate(batches(16)):
+        if number == 8:
+            scaler.load_state_dict(saved)
+        loss = model(x).square().mean()
+        scaler.scale(loss).backward()
+        scale = scaler.get_scale()
+        tape.attempt(loss, float64_norm(model, scale), loss_scale=scale)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    tape.keep(model, optimizer, scaler)
