@@ -155,6 +155,8 @@ class Attempt:
         self.logged: list[Loss] = []  # what the user reported in place of those
         self.loss_is_known = True  # False: the loss that backward saw carries a factor that nobody gave
         self.arrived: tuple[list[int], list[int]] = ([], [])  # ids and versions of the gradients after the last one
+        self.versions: tuple[int, ...] = ()  # of some parameters then, where that matters
+        self.leads_elsewhere = False  # the backward went for something besides the optimizers' parameters too
         self.samples: tuple[float, ...] = ()  # of the gradients then, to tell by what they were multiplied since
 
         self.scaler: torch.amp.GradScaler | None = None  # whose scale the gradients carried

@@ -14,7 +14,7 @@ from torch import Tensor
 from tbnum.observe import transfer
 from tbnum.observe.transfer import Number, hold
 
-__all__ = ["Gradients", "carries_scale", "dtypes_behind", "leads_to", "local", "parameters_of"]
+__all__ = ["Gradients", "carries_scale", "dtypes_behind", "leads_to", "leads_to_others", "local", "parameters_of"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -142,6 +142,23 @@ def leads_to(losses: Iterable[Any], parameters: Iterable[Tensor]) -> bool:
         if id(getattr(node, "variable", None)) in wanted:
             return True
         seen.add(node)
+        to_visit += [before for before, _ in node.next_functions]
+    return False
+
+
+def leads_to_others(losses: Iterable[Any], parameters: Iterable[Tensor], nodes: int = 10_000) -> bool:
+    """Whether the backward of any loss gives a gradient to something besides `parameters`, as far as `nodes` back."""
+    known = set(map(id, parameters))
+    seen: set[Any] = set()
+    to_visit = [getattr(loss, "grad_fn", None) for loss in losses]
+    while to_visit and len(seen) < nodes:
+        node = to_visit.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) not in known:
+            return True
         to_visit += [before for before, _ in node.next_functions]
     return False
 

@@ -31,22 +31,35 @@ class Leftovers:
     def __init__(self) -> None:
         self._is_suspected = False
         self._used: list[Number] = []  # norms of some gradients after the last step
+        self._candidate: _Look | None = None
         self._looks: deque[_Look] = deque()
         self._sure: Counter[str] = Counter()
 
     def stepped(self, gradients: Gradients) -> None:
         self._used = gradients.norms_of_some() if self._is_suspected else []
 
-    def found(self, kind: str, gradients: Gradients) -> bool:
-        """The gradients of the last step are there, unwritten as far as their versions say. Whether it is sure now."""
+    def found(self, kind: str, gradients: Gradients) -> None:
+        """The gradients of the last step are there, unwritten as far as their versions say. They may go yet."""
         self._is_suspected = True
+        self._candidate = None
         if self._used and self._sure[kind] < SURE:
             found = gradients.norms_of_some()
-            self._looks.append(_Look(kind, self._used, found, Transfer(tensors_in([*self._used, *found]))))
-        return self._read(kind)
+            self._candidate = _Look(kind, self._used, found, Transfer(tensors_in([*self._used, *found])))
+
+    def went(self) -> None:
+        """They were thrown away before a step could use them: another model's backward had passed through."""
+        self._candidate = None
+
+    def were_used(self) -> str | None:
+        """A step has used what was found. The kind that this makes sure, once."""
+        candidate, self._candidate = self._candidate, None
+        if candidate is None:
+            return None
+        self._looks.append(candidate)
+        return candidate.kind if self._read(candidate.kind) else None
 
     def _read(self, kind: str) -> bool:
-        """Reads the looks whose values have arrived. True where one of them makes `kind` sure."""
+        """Reads the looks whose values have arrived. Whether one of them made `kind` sure."""
         before = self._sure[kind]
         while self._looks and self._looks[0].transfer.ready():
             look = self._looks.popleft()

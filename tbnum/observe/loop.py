@@ -153,18 +153,23 @@ class Loop(Watcher):
 
     def finishes(self, track: Track, attempt: Attempt) -> None:
         track.endings.append(False)
-        self._counts_discarded(track)
+        self._counts_discarded(track, attempt)
+        kind = track.leftovers.were_used()
+        if kind is not None:
+            self.report_once(kind, {"where": users_line()}, track)
         track.sides, track.usual_sides = 0, track.sides
         track.unused_backwards, track.never_stepped = 0, False
         for loss in attempt.backwards:
             loss.used_by.add(track.name)
         self._joins(track, attempt)
 
-    def _counts_discarded(self, track: Track) -> None:
+    def _counts_discarded(self, track: Track, attempt: Attempt) -> None:
         """Backwards whose gradients went unused before each of some steps in a row are reported once."""
         discarded = [loss for loss in track.discarded if not loss.used_by - {track.name}]
         track.discarded = []
-        track.discarding = track.discarding + 1 if discarded else 0
+        # Of gradients that were put together by hand, those that went were a part.
+        are_its_own = attempt.seen is not None and attempt.seen.ids() == attempt.arrived[0]
+        track.discarding = track.discarding + 1 if discarded and are_its_own else 0
         if track.discarding == MANY_DISCARDING:
             data = {"backwards": len(discarded), "where": users_line()}
             self.report_once("gradients_discarded", data, track)
@@ -176,11 +181,14 @@ class Loop(Watcher):
 
     def ends(self, track: Track, attempt: Attempt) -> None:
         """Without a step."""
+        track.leftovers.went()
         verdict = was_given_up(track, attempt)
         if verdict is False:
             attempt.outcome = Outcome.ON_THE_SIDE
             track.sides += 1
-            track.discarded += attempt.backwards
+            is_moved = bool(attempt.versions) and attempt.versions != some_versions(track.optimizer)
+            if not (is_moved or attempt.leads_elsewhere):  # a point beside the parameters, or adversarial inputs
+                track.discarded += attempt.backwards
             if attempt.before.known_nonfinite:
                 self.report_once("nonfinite_discarded", {"where": users_line()}, track)
             return

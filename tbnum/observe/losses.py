@@ -16,7 +16,8 @@ from torch import Tensor
 from tbnum.observe.attempt import UNKNOWN, Loss
 from tbnum.observe.caches import Caches
 from tbnum.observe.caller import users_line
-from tbnum.observe.gradients import Gradients, dtypes_behind
+from tbnum.observe.given_up import some_versions
+from tbnum.observe.gradients import Gradients, dtypes_behind, leads_to_others
 from tbnum.observe.loop import Loop
 from tbnum.observe.scaled import Scaled, scaled_by
 from tbnum.observe.track import Signal, Track
@@ -89,9 +90,8 @@ class Losses(Part):
                 self._gone(track)
             elif track.open is not None and track.open.arrived[0] != there.marks()[0]:
                 track.open.loss_is_known = track.open.loss_is_known and not track.open.backwards
-            is_left = track.open is None and there.tensors and there.marks() == track.used
-            if is_left and track.leftovers.found("gradients_not_zeroed", there):
-                loop.report_once("gradients_not_zeroed", {"where": users_line()}, track)
+            if track.open is None and there.tensors and there.marks() == track.used:
+                track.leftovers.found("gradients_not_zeroed", there)
             if track.open is None and there.tensors and _were_set_by_hand(track, there):
                 loop.opened(track, Signal.GRADIENT).loss_is_known = False  # of what they are is nobody's to tell
         self._running = running
@@ -123,6 +123,8 @@ class Losses(Part):
             if now.tensors and not now.same_as(before):
                 reached = True
                 self._arrives(track, running, now)
+            elif track.open is None:
+                track.leftovers.went()  # as far as this backward goes: it did not reach them
         loop = self._loop
         if not reached:
             self._caches.note(running.roots)
@@ -136,6 +138,9 @@ class Losses(Part):
         attempt = loop.opened(track, Signal.GRADIENT)
         attempt.backwards.append(loss)
         attempt.arrived = now.marks()
+        if track.discarding:
+            attempt.versions = some_versions(track.optimizer)
+            attempt.leads_elsewhere = leads_to_others(running.roots, loop.parameters())
         track.last_seen = attempt.arrived[0]
         loop.count_unused(track)
         scaled = running.scaled

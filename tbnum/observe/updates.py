@@ -48,9 +48,8 @@ class Updates(Part):
         if has_closure:
             return
         gradients = Gradients.of(optimizer)
-        is_used = is_new and gradients.tensors and gradients.marks() == track.used
-        if is_used and track.leftovers.found("step_without_backward", gradients):
-            loop.report_once("step_without_backward", {"where": users_line()}, track)
+        if is_new and gradients.tensors and gradients.marks() == track.used:
+            track.leftovers.found("step_without_backward", gradients)
         self._uses(track, attempt, optimizer, gradients)
         if attempt.before.known_nonfinite or any(loss.is_finite is False for loss in attempt.losses):
             attempt.parameters_nonfinite = any_nonfinite(parameters_of(optimizer))  # before this step spoils them
