@@ -270,7 +270,7 @@ def test_a_tracker_that_raises_is_counted_and_warned_of_once_and_the_rest_is_sen
         warnings.simplefilter("always")
         forwarder, _ = train_forwarded(tmp_path, lambda monitor: Forwarder(monitor, tracker, "a tracker"))
     (warning,) = [str(each.message) for each in caught if "could not send" in str(each.message)]
-    assert "a tracker (ConnectionError: the server is gone)" in warning and "Training goes on" in warning
+    assert "a tracker (ConnectionError: the server is gone)" in warning and "Training continues" in warning
     assert forwarder.refused >= 4 and tracker.events and forwarder.sent == len(tracker.events)
     assert len(tbnum.read(tmp_path)["."].steps["step"]) == STEPS
 

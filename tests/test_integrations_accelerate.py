@@ -251,7 +251,7 @@ def test_trouble_in_a_hook_is_a_warning_and_the_training_is_the_same(
     with loop.wrap(logdir=tmp_path):
         loop.train(GOOD[:4])
         monkeypatch.setattr(tbnum.Monitor, "state_dict", lambda self: 1 / 0)
-        with pytest.warns(RuntimeWarning, match="save failed, and training goes on"):
+        with pytest.warns(RuntimeWarning, match="save failed, and training continues"):
             loop.accelerator.save_state(tmp_path / "checkpoint")
     assert_same_parameters(loop.model, Loop(with_scaler=False).train(GOOD[:4]).model)
 

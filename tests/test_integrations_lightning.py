@@ -380,7 +380,7 @@ def test_trouble_in_a_hook_is_a_warning_and_the_training_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tbnum.Monitor, "state_dict", lambda self: 1 / 0)
-    with pytest.warns(RuntimeWarning, match="training goes on.*ZeroDivisionError"):
+    with pytest.warns(RuntimeWarning, match="training continues.*ZeroDivisionError"):
         module = fit(trainer(tmp_path, [NumericsCallback(tmp_path)]), Module(), GOOD[:4])
     assert_same_parameters(module, fit(trainer(tmp_path), Module(), GOOD[:4]))
 

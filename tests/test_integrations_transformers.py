@@ -260,7 +260,7 @@ def an_engine_of_its_own(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [
-        (trouble_in_state_dict, "training goes on.*ZeroDivisionError"),
+        (trouble_in_state_dict, "training continues.*ZeroDivisionError"),
         (an_engine_of_its_own, "records nothing of this training.*MEGATRON_LM"),
     ],
 )

@@ -44,7 +44,7 @@ def wrap(
         monitor = tbnum.integrations.accelerate.wrap(accelerator, optimizer, model, logdir="runs/gpt")
 
     The scaler is the accelerator's. `accelerator.save_state` and `load_state` keep the monitor's state in a file of its
-    own beside theirs, so that a resumed training goes on in the same record, and a checkpoint without one loads as
+    own beside theirs, so that a resumed training continues in the same record, and a checkpoint without one loads as
     well. Every process is to call it, with the same folder.
 
     Args:

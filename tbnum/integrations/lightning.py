@@ -40,7 +40,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
 
     Args:
         logdir: folder of the run. Without it that of the Trainer's TensorBoardLogger, through its writer, or of
-            another logger that has one. A resumed training goes on in the same record where the folder is the same.
+            another logger that has one. A resumed training continues in the same record where the folder is the same.
         optimizer_names: where `configure_optimizers` returns several, their names in the record, in that order;
             without it `optimizer0`, `optimizer1` and so on.
 
@@ -50,7 +50,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
 
     Raises:
         TypeError: an option that `tbnum.wrap` does not have.
-        ValueError: a value that `tbnum.wrap` refuses; names of optimizers that cannot be told apart.
+        ValueError: a value that `tbnum.wrap` refuses; names of optimizers that are not distinct.
     """
 
     def __init__(

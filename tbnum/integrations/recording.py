@@ -22,7 +22,7 @@ __all__ = ["Recording", "harmless", "same_folder"]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_FOUND = ("optimizer", "scaler", "logdir", "writer", "model")  # arguments of wrap that the framework tells
+_FOUND = ("optimizer", "scaler", "logdir", "writer", "model")  # arguments of wrap that come from the framework
 OPTIONS = tuple(
     name
     for name, parameter in inspect.signature(wrap).parameters.items()
@@ -32,7 +32,7 @@ OPTIONS = tuple(
 
 def harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
     """A hook that a framework calls: what goes wrong in it is a warning, given once, and training goes on."""
-    told: set[str] = set()
+    reported: set[str] = set()
 
     @functools.wraps(method)
     def called(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
@@ -40,8 +40,8 @@ def harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
             return method(*args, **kwargs)
         except Exception as error:
             trouble = f"{type(error).__name__}: {error}"
-            if trouble not in told:
-                told.add(trouble)
+            if trouble not in reported:
+                reported.add(trouble)
                 warn(f"tbnum's {method.__name__} failed, and training goes on ({trouble}).")
             return None
 
@@ -84,7 +84,7 @@ class Recording:
     ) -> None:
         """Record a training: in `logdir`, else through `writer`, the framework's own, else in `folder`.
 
-        `resumed`: it goes on where the state that was restored last, or the last training, left off; without such a
+        `resumed`: it continues where the state that was restored last, or the last training, left off; without such a
         state (of a checkpoint from before tbnum) at `step`, the framework's own count of updates, None where it is not
         that of one optimizer. `accumulation`: by what the framework divides the loss of each micro-batch. Gives a
         warning, and no recording, where that cannot be.
@@ -103,7 +103,7 @@ class Recording:
                 "Give one: NumericsCallback(logdir='runs/name')."
             )
             return
-        for other in list(_open):  # its trainer was interrupted, and does not tell its callbacks
+        for other in list(_open):  # its trainer was interrupted, and does not call its callbacks
             if other.monitor is not None and same_folder(other.monitor.logdir, logdir):
                 other.end()
         try:
@@ -119,7 +119,7 @@ class Recording:
             try:
                 self.monitor.load_state_dict(state)
             except ValueError as error:
-                warn(f"tbnum goes on without the monitor's state in the checkpoint: {error}")
+                warn(f"tbnum continues without the monitor's state in the checkpoint: {error}")
 
     def end(self, error: BaseException | None = None) -> None:
         """Close the monitor; `error` is what ended the training. Its state stays."""

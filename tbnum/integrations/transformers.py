@@ -29,12 +29,12 @@ class NumericsCallback(TrainerCallback, ExportableState):
         trainer = Trainer(model, args, train_dataset=data, callbacks=[NumericsCallback()])
 
     With and without mixed precision, with accumulation, clipping, DDP and FSDP. Its state is in each checkpoint's
-    `trainer_state.json`, so that `train(resume_from_checkpoint=...)` goes on in the same record.
+    `trainer_state.json`, so that `train(resume_from_checkpoint=...)` continues in the same record.
 
     Args:
         logdir: folder of the run. Without it that of the Trainer's TensorBoardCallback, through its writer, and
             `<output_dir>/tbnum` where there is none or several processes train. TensorBoardCallback names its folder
-            by the time, so a training that is resumed goes on in the folder of the one before, if that is in the same
+            by the time, so a training that is resumed continues in the folder of the one before, if that is in the same
             `output_dir`.
 
     All other options are those of `tbnum.wrap`.

@@ -71,7 +71,7 @@ class Habits:
 
 class Inferred(NamedTuple):
     events: list[Event]
-    skipped: np.ndarray | None  # (S,) bool, true where at least one of the steps up to it was; None: cannot be told
+    skipped: np.ndarray | None  # (S,) bool, true where at least one of the steps up to it was; None: unknown
 
 
 def infer(

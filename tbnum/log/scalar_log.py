@@ -104,8 +104,8 @@ class ScalarRun(Run):
     def steps(self) -> dict[str, np.ndarray]:
         """The columns that tags could be mapped to. Otherwise as `Run.steps`.
 
-        `skipped` and `updates` (steps so far that were not skipped, unlogged ones too) only where the log can tell.
-        Where a NaN was logged, `loss_logged` and `grad_norm_logged` tell it from a step that has none.
+        `skipped` and `updates` (steps so far that were not skipped, unlogged ones too) only where the log shows it.
+        Where a NaN was logged, `loss_logged` and `grad_norm_logged` distinguish it from a step that has none.
         """
         with self._loading():
             return Columns(self._table.columns)
@@ -137,7 +137,7 @@ class ScalarRun(Run):
 
     @property
     def tensors(self) -> Tensors:
-        """None: scalars tell nothing of single tensors."""
+        """None: scalars say nothing about single tensors."""
         return Tensors([], {})
 
     @property
@@ -151,7 +151,7 @@ class ScalarRun(Run):
 
     @property
     def totals(self) -> Totals:
-        """As counted, once the run was read; before, what the ends of its files tell: no counts and no best loss."""
+        """As counted, once the run was read; before, what the ends of its files show: no counts and no best loss."""
         with self._lock:
             if not self._loaded:
                 ends = self._peek.look()

@@ -95,17 +95,17 @@ class _Factors(NamedTuple):
 
     backoff: float
     growth: float
-    known_backoff: float | None  # told by the system, or seen from one step to the next
+    known_backoff: float | None  # of the system, or seen from one step to the next
 
     @staticmethod
     def of(ratios: list[tuple[float, int]], backoff: float | None) -> _Factors:
         fell = [(ratio, gap) for ratio, gap in ratios if 1 < ratio < math.inf]
         one_step = [(ratio, gap) for ratio, gap in fell if gap == 1]
-        told = None if backoff is None else 1 / backoff
+        of_system = None if backoff is None else 1 / backoff
         return _Factors(
             backoff=_factor(fell),
             growth=_factor([(1 / ratio, gap) for ratio, gap in ratios if 0 < ratio < 1]),
-            known_backoff=_factor(one_step) if one_step else told,
+            known_backoff=_factor(one_step) if one_step else of_system,
         )
 
 

@@ -94,8 +94,8 @@ class Float8Watch(IntervalWatch):
         if module is None or not call.trains:
             return
         for output in tensors_in(outputs):
-            tell = functools.partial(self._measure_gradient, call.module, module.grad_output)
-            self._on_gradient(output, tell)
+            measure = functools.partial(self._measure_gradient, call.module, module.grad_output)
+            self._on_gradient(output, measure)
 
     @harmless
     def _measure_gradient(self, name: str, cast: _Cast | None, gradient: Tensor) -> None:

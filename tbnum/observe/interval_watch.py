@@ -1,4 +1,4 @@
-"""Watches of modules that measure at every so-manyth step: a row of numbers for each tensor, in one copy a step."""
+"""Watches of modules that measure at intervals: a row of numbers for each tensor, in one copy a step."""
 
 from __future__ import annotations
 
