@@ -60,6 +60,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
         optimizer_names: Sequence[str] | None = None,
         tensor_interval: int | None = 50,
         histogram_interval: int | None = 1000,
+        checksums: bool = True,
         activations: bool | Sequence[str] = False,
         scalar_interval: int | None = 10,
         tensorboard_tensors: bool = False,
@@ -70,7 +71,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
     ) -> None:
         given = locals()
         super().__init__()
-        self._recording = Recording(logdir, {**options, **{name: given[name] for name in OPTIONS}})
+        self._recording = Recording(logdir, {**options, **{name: given[name] for name in OPTIONS if name in given}})
         self._optimizer_names = None if optimizer_names is None else _checked_names(optimizer_names)
 
     @property

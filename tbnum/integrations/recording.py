@@ -42,7 +42,7 @@ def harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
             trouble = f"{type(error).__name__}: {error}"
             if trouble not in reported:
                 reported.add(trouble)
-                warn(f"tbnum's {method.__name__} failed, and training goes on ({trouble}).")
+                warn(f"tbnum's {method.__name__} failed, and training continues ({trouble}).")
             return None
 
     return called

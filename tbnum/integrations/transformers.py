@@ -52,6 +52,7 @@ class NumericsCallback(TrainerCallback, ExportableState):
         *,
         tensor_interval: int | None = 50,
         histogram_interval: int | None = 1000,
+        checksums: bool = True,
         activations: bool | Sequence[str] = False,
         scalar_interval: int | None = 10,
         tensorboard_tensors: bool = False,
@@ -61,7 +62,7 @@ class NumericsCallback(TrainerCallback, ExportableState):
         **options: Any,
     ) -> None:
         given = locals()
-        self._recording = Recording(logdir, {**options, **{name: given[name] for name in OPTIONS}})
+        self._recording = Recording(logdir, {**options, **{name: given[name] for name in OPTIONS if name in given}})
         self._has_begun = False
         self._output_dir = ""
         self._folder_before: str | None = None  # of the training that is resumed
