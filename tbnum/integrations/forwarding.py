@@ -141,7 +141,7 @@ class Forwarder:
     def _warn(self, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warn(f"tbnum could not send everything to {self._name} ({why}). Training goes on, and the record has it.")
+            warn(f"tbnum could not send everything to {self._name} ({why}). Training continues, and the record has it.")
 
 
 class _Mark:
