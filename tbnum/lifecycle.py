@@ -16,7 +16,7 @@ import torch
 
 from tbnum.alive import Alive
 from tbnum.observe.caller import users_line, warn
-from tbnum.observe.variables import Use, use_of
+from tbnum.observe.variables import Use, is_interactive, use_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,11 +97,13 @@ def already_wrapped(
 def _use_of(objects: list[Any], monitor: Monitor, wrapped_at: str | None) -> Use | None:
     """How they can still be used. What the object of an earlier run of the same code holds is not in use.
 
-    That run has taken steps, and the variable that holds it is about to be given the object of this one.
+    That run has taken steps, and the global variable that holds it is about to be given the object of this one.
     """
     use = use_of(objects) if objects else None
-    is_run_again = wrapped_at is not None and monitor._wrapped_at == wrapped_at and monitor.step > 0
-    return None if use is not None and use.is_global and not use.is_direct and is_run_again else use
+    if use is None or use.is_direct or not use.is_global or monitor.step == 0:
+        return use
+    is_run_again = is_interactive() or (wrapped_at is not None and monitor._wrapped_at == wrapped_at)
+    return None if is_run_again else use
 
 
 def _same(scaler: Any, other: Any) -> bool:

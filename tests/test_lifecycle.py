@@ -156,6 +156,20 @@ def test_a_cell_that_is_run_again_goes_on_in_the_folder_as_a_new_session(
     assert len(run.meta["sessions"]) == 3
 
 
+@pytest.mark.parametrize("code", [CLOSURE, TRAINER], ids=["closure", "trainer"])
+def test_at_a_prompt_a_cell_that_was_changed_may_be_run_again(
+    code: str, cell: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell(code)
+    with pytest.raises(ValueError, match=r"variable .(step|trainer)"):
+        cell("\n" + code)  # a program's other line
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    cell("\n" + code, steps=2)
+    for monitor in tbnum.lifecycle.open_monitors:
+        monitor.flush()
+    assert len(tbnum.read(tmp_path)["run"].steps["step"]) == 2
+
+
 def test_a_cell_that_only_makes_things_may_be_run_again_before_it_trained(
     cell: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ history, the frames of an exception that was caught. A reference count does not 
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import sys
@@ -18,11 +19,12 @@ from torch import Tensor
 
 from tbnum.caller import is_users
 
-__all__ = ["Use", "use_of"]
+__all__ = ["Use", "is_interactive", "use_of"]
 
 _MOST_OBJECTS = 20_000  # that are looked at; about 1 microsecond each
 _DEPTH = 4  # of containers and attributes inside each other
-_MACHINERY = ("IPython", "ipykernel", "ipywidgets", "_pytest", "pluggy", "traitlets", "tornado")  # runs the user's code
+_PROMPTS = ("IPython", "ipykernel", "ipywidgets", "traitlets", "tornado", "zmq", "nest_asyncio", "debugpy", "marimo")
+_MACHINERY = frozenset([*_PROMPTS, "_pytest", "pluggy"])  # runs the user's code
 _HISTORY = re.compile(r"_+|_\d+|_i+|_i\d+|_?oh|_?ih|_dh|Out|In")  # of an interactive session
 
 
@@ -58,6 +60,11 @@ def use_of(objects: Iterable[object]) -> Use | None:
             if found == "indirectly" and indirect is None:
                 indirect = Use(name, where, is_global, is_direct=False)
     return indirect
+
+
+def is_interactive() -> bool:
+    """Whether code is run piece by piece, in a notebook or at a prompt: a cell that is run again may have changed."""
+    return hasattr(builtins, "__IPYTHON__") or hasattr(sys, "ps1")
 
 
 def _namespaces() -> Iterator[_Namespace]:
