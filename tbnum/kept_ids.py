@@ -19,6 +19,9 @@ STEPS_AROUND = 32
 
 STEPS_AFTER = 4
 
+STEPS_REMEMBERED = 128
+"""Steps whose ids stay in memory: a spike is found up to 64 steps after it came."""
+
 
 class KeptIds:
     """Takes the ids of each step, in order. 10 us a step; nothing is written on the calling thread."""
@@ -26,7 +29,7 @@ class KeptIds:
     def __init__(self, log: LogWriter, *, keep_all: bool) -> None:
         self._log = log
         self._keep_all = keep_all
-        self._recent: deque[Batch] = deque(maxlen=STEPS_AROUND)  # large ones that may still be of interest
+        self._recent: deque[Batch] = deque(maxlen=STEPS_REMEMBERED)  # large ones that may still be of interest
         self._after = 0  # large steps that follow an event, to come
 
     def step(self, step: int, ids: np.ndarray | None) -> int:
@@ -40,9 +43,11 @@ class KeptIds:
             self._recent.append((step, ids))
         return batch_hash(ids)
 
-    def event(self) -> None:
-        """Something happened at the last step that was given: the ids of the steps around it are kept."""
-        self.keep_recent()
+    def event(self, first_step: int | None = None) -> None:
+        """Something happened: the ids of the last `STEPS_AROUND` steps, or those from a step on, are kept; and of those
+        that follow.
+        """
+        self.keep_recent(first_step)
         self._after = STEPS_AFTER
 
     def went_back(self) -> None:
@@ -50,8 +55,12 @@ class KeptIds:
         self._recent.clear()
         self._after = 0
 
-    def keep_recent(self) -> None:
+    def keep_recent(self, first_step: int | None = None) -> None:
         """Hands the ids of the last steps to the log: at the end of a run, too."""
-        if self._recent:
-            self._log.write_batches(list(self._recent))
-            self._recent.clear()
+        if not self._recent:
+            return
+        first = self._recent[-1][0] - STEPS_AROUND + 1 if first_step is None else first_step
+        self._log.write_batches([batch for batch in self._recent if batch[0] >= first])
+        earlier = [batch for batch in self._recent if batch[0] < first]
+        self._recent.clear()
+        self._recent.extend(earlier)

@@ -34,6 +34,7 @@ from tbnum.observe.caller import users_place, warn
 from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scalers
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
+from tbnum.observe.loader import BatchIds
 from tbnum.observe.optimizer import observe_optimizer
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.replay import Origin, replay
@@ -70,6 +71,8 @@ def wrap(
     scalar_interval: int | None = 10,
     tensorboard_tensors: bool = False,
     max_tensor_bytes: int = 256_000_000,
+    data: Any = None,
+    data_ids: str = "events",
     config: Mapping[str, Any] | None = None,
     verbose: bool | None = None,
     **unknown: NoReturn,
@@ -101,6 +104,10 @@ def wrap(
             `tbnum_tensors/`: a card for each.
         max_tensor_bytes: how much the statistics and histograms of single tensors may take on disk. Those of skips and
             other events come in addition.
+        data: the DataLoader of a map-style data set that the loop reads. Then the record has which samples each step
+            was made of (`run.batch(step)`), where the loop lets that be known.
+        data_ids: "events" keeps the ids of steps with up to 64 samples, of larger ones those around events and of the
+            last steps, and a hash of every step's; "all" keeps them all.
         config: settings of yours to keep with the run, as JSON can hold them.
         verbose: True to print warnings and errors to standard error as they come; False to print nothing, not even
             the line that says where the run is recorded. Rank 0 alone prints.
@@ -131,6 +138,8 @@ def wrap(
         scalar_interval=scalar_interval,
         tensorboard_tensors=tensorboard_tensors,
         max_tensor_bytes=max_tensor_bytes,
+        data=data,
+        data_ids=data_ids,
         config=config,
     )
     folder = checked_folder(logdir, writer)
@@ -174,10 +183,12 @@ class Monitor(OfThisProcess):
             options.config,
             options.max_tensor_bytes,
             options.tensorboard_tensors,
+            options.keep_all_ids,
         )
         self._recorder.watch(self._watching.sentinels, self._watching.at_intervals)
         self._scale = None if isinstance(scaler, torch.amp.GradScaler) else scaler  # of the loop's own
         scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
+        self._batch_ids = BatchIds(options.loader, list(modules.values()))
         self._observer = StepObserver(
             optimizers,
             scaler,
@@ -193,14 +204,16 @@ class Monitor(OfThisProcess):
             histogram_interval=options.histogram_interval,
             checksums=options.checksums,
             layouts=Layouts(list(modules.values()), self._recorder.on_layout),
+            batch_ids=self._batch_ids,
         )
         self._watching.watch_buffers(modules, self._observer, self._recorder)
         self._state: dict[str, Any] | None = None  # of a checkpoint, until the next step
         self._scaler = None if scaler is None else weakref.ref(scaler)
         self._when_written: list[Callable[[], None]] = []
         try:
-            self._releases = _hooked(optimizers, self._observer, owner=self)
+            self._releases = [*_hooked(optimizers, self._observer, owner=self), self._batch_ids.release]
         except BaseException:
+            self._batch_ids.release()
             self._recorder.close()
             raise
         self._earlier_error = id(getattr(sys, "last_value", None))  # of an interactive session, say
@@ -265,6 +278,19 @@ class Monitor(OfThisProcess):
                 "loss.sum(), whichever the curve is to show."
             )
         self._observer.loss_logged(value, name)
+
+    def log_batch(self, ids: Any) -> None:
+        """Report which samples this attempt is made of, in place of what is seen of the loader.
+
+        `ids`: whole numbers, a sequence, array or CPU tensor of them; the place of each sample in the data set, say.
+        They count for the attempt that is open, or else for the next. Called several times in an attempt
+        (accumulation), they add up. `run.batch(step)` gives them.
+
+        Raises:
+            TypeError: `ids` are no whole numbers of 64 bits.
+        """
+        if not is_over(self, "log_batch()"):
+            self._batch_ids.log(ids)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip the gradients of all wrapped parameters together; see `tbnum.clip_grad_norm_`.

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tbnum.arguments import NEVER, check_intervals, check_max_tensor_bytes, checked_config
+from tbnum.observe.loader import checked_loader
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 __all__ = ["Options", "checked_options"]
 
@@ -22,6 +26,8 @@ class Options:
     activations: bool | Sequence[str]
     tensorboard_tensors: bool
     max_tensor_bytes: int
+    loader: DataLoader[Any] | None  # whose indices are followed
+    keep_all_ids: bool
     config: Mapping[str, Any]
 
 
@@ -35,6 +41,8 @@ def checked_options(
     activations: bool | Sequence[str],
     tensorboard_tensors: bool,
     max_tensor_bytes: int,
+    data: Any,
+    data_ids: str,
     config: Mapping[str, Any] | None,
 ) -> Options:
     """Raises TypeError and ValueError, with the value and the way out."""
@@ -44,6 +52,9 @@ def checked_options(
     check_max_tensor_bytes(max_tensor_bytes)
     if not isinstance(checksums, bool):
         raise TypeError(f"checksums is {checksums!r}; it has to be True or False.")
+    loader = None if data is None else checked_loader(data)
+    if data_ids not in ("events", "all"):
+        raise ValueError(f'data_ids={data_ids!r}; it has to be "events" or "all".')
     settings = checked_config(config)
     if activations and tensor_interval is None:
         raise ValueError(
@@ -59,5 +70,7 @@ def checked_options(
         activations=activations,
         tensorboard_tensors=tensorboard_tensors,
         max_tensor_bytes=max_tensor_bytes,
+        loader=loader,
+        keep_all_ids=data_ids == "all",
         config=settings,
     )

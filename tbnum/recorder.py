@@ -28,6 +28,7 @@ from tbnum.caller import warn
 from tbnum.explain import LiveExplainer
 from tbnum.explain.live import NEXT
 from tbnum.explain.repeats import divergence, fingerprint
+from tbnum.kept_ids import KeptIds
 from tbnum.log.columns import columns_named
 from tbnum.log.dashboards import Dashboards, Listener, histogram_tag
 from tbnum.log.reader import Run, session_metas, writing_now
@@ -51,6 +52,7 @@ from tbnum.observe.sentinels import Sentinels
 __all__ = ["Recorder"]
 
 MAX_NAMES_IN_META = 1000
+MAX_SAMPLES_NAMED = 64  # of a step, in its event
 MAX_LOSSES_TOLD = 64  # micro-batches of a step whose losses go into its event
 STEPS_A_LOOK = 64  # between two looks for spikes
 FLIGHT_STEPS = 32  # whose per-tensor norms stay in memory, to be written around an event
@@ -70,6 +72,7 @@ class Recorder:
         config: Mapping[str, Any],
         max_tensor_bytes: int,
         tensorboard_tensors: bool,
+        keep_all_ids: bool,
     ) -> None:
         rank, world_size = rank_and_world_size()
         self.names = _Names(optimizers, modules)
@@ -124,6 +127,8 @@ class Recorder:
         # The end of the optimizer is the end of the recording, also where nobody called close().
         weakref.finalize(self, _finish, self._log, own_writer, os.getpid())
         self._pid = os.getpid()
+        self._ids = KeptIds(self._log, keep_all=keep_all_ids)
+        self._has_ids = False  # of some step so far: their hash is a column
         self._repeats: _Lost | None = None
         self._sentinels: Sentinels | None = None
         self._activations: IntervalWatches | None = None
@@ -142,7 +147,11 @@ class Recorder:
             record = with_mean_loss(record, self.accumulation())
         if self._repeats is not None:
             self._say_repeat(record)
-        columns, row = self._row(record)
+        batch_hash = self._ids.step(record.step, record.sample_ids)
+        if record.sample_ids is not None and not self._has_ids:
+            self._has_ids = True
+            self._lay_out()
+        columns, row = self._row(record, batch_hash)
         self.skipped_steps += record.skipped
         self._log.append_step(row)
         skipped_total, dashboards = self.skipped_steps, self._dashboards
@@ -156,6 +165,8 @@ class Recorder:
             kind = _kind_of_step(one)
             if kind is not None:
                 data = _facts_of_step(kind, record, one)
+                if record.sample_ids is not None:
+                    data["samples"] = record.sample_ids[:MAX_SAMPLES_NAMED].tolist()
                 if one.nonfinite_rows:
                     data["nonfinite_names"] = self.names.names_of(name, one.nonfinite_rows[:8])
                 finding = sighted[record.step].finding(record.loss) if record.step in sighted else None
@@ -235,6 +246,7 @@ class Recorder:
 
     def write_flight(self, first_step: int | None = None) -> None:
         """The recent steps that were not written yet, each once: the last `FLIGHT_STEPS`, or those from a step on."""
+        self._ids.event(first_step)
         newest = self._flight[-1][0] if self._flight else -1
         first = newest - FLIGHT_STEPS + 1 if first_step is None else first_step
         names: dict[str, tuple[str, ...]] = {}
@@ -250,7 +262,7 @@ class Recorder:
         self._flight.clear()
         self._flight.extend(earlier)
 
-    def _row(self, record: StepRecord) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
+    def _row(self, record: StepRecord, batch_hash: int) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
         groups = {
             name: max(count, len(record.optimizers[name].lr) if name in record.optimizers else 0)
             for name, count in self._groups.items()
@@ -280,6 +292,8 @@ class Recorder:
         values += [record.named_losses.get(name, math.nan) for name in self._losses]
         if len(groups) > 1:
             values += [record.optimizers.get(name, _ABSENT).loss for name in groups]
+        if self._has_ids:
+            values.append(batch_hash)
         values.append(_hash_of(record))
         return self._log.columns, tuple(values)
 
@@ -298,9 +312,8 @@ class Recorder:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        self._log.set_columns(
-            step_columns(self._groups, self._layouts, terms=self._losses, own_losses=True, hashed=True)
-        )
+        has = {"own_losses": True, "batches": self._has_ids, "hashed": True}
+        self._log.set_columns(step_columns(self._groups, self._layouts, terms=self._losses, **has))
 
     def _label(self, optimizer: str) -> str | None:
         return optimizer if len(self._groups) > 1 else None
@@ -309,6 +322,7 @@ class Recorder:
 
     def resumed(self, step: int, skipped_steps: int) -> None:
         self.skipped_steps = skipped_steps
+        self._ids.went_back()
         self._log.update_meta(first_step=step)
 
     def look_for_a_repeat(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from tbnum.markup import event_card, shown
 
 __all__ = [
+    "BATCH_HASH",
     "EVENT_KINDS",
     "FORMAT_VERSION",
     "HISTOGRAM_SOURCES",
@@ -102,6 +103,9 @@ SHARED_COLUMNS: tuple[Column, ...] = (
 )
 """Columns that a step has once, however many optimizers there are."""
 
+BATCH_HASH = Column("batch_hash", "hash of the ids of the step's samples, in their order; 0: unknown", "<u8")
+"""Of a step of a loop whose sample ids are followed or logged."""
+
 STEP_HASH = Column("step_hash", "hash of the bits of the loss and of each tensor's gradient norm; 0: unknown", "<u8")
 """The one column without NaN. Equal hashes mean no difference in these numbers, not that all bits are the same."""
 
@@ -165,7 +169,7 @@ HISTOGRAM_SOURCES = ("gradient", "parameter", "update", "activation", "activatio
 WHOLE_MODEL = "*"
 """In place of a tensor's name: all of them together."""
 
-_BY_NAME = {known.name: known for known in (*SHARD_COLUMNS, *OPTIMIZER_COLUMNS, *SHARED_COLUMNS, STEP_HASH)}
+_BY_NAME = {known.name: known for known in (*SHARD_COLUMNS, *OPTIMIZER_COLUMNS, *SHARED_COLUMNS, STEP_HASH, BATCH_HASH)}
 
 
 def column(name: str) -> Column:
@@ -191,6 +195,7 @@ def step_columns(
     terms: Sequence[str] = (),
     own_losses: bool = False,
     hashed: bool = False,
+    batches: bool = False,
 ) -> tuple[str, ...]:
     """Names of the columns of a step, in their order on disk.
 
@@ -199,7 +204,7 @@ def step_columns(
     `skipped` is true when any optimizer was skipped. Those in `sharded` have `SHARD_COLUMNS` too.
 
     Behind them: `loss/<term>` of each of the named `terms` of the loss, with `own_losses` `<optimizer>/loss` of each of
-    several optimizers, and with `hashed` the `step_hash`.
+    several optimizers, with `batches` the `batch_hash`, and with `hashed` the `step_hash`.
     """
     names = [column.name for column in SHARED_COLUMNS]
     if len(groups) == 1:
@@ -211,7 +216,8 @@ def step_columns(
             names += _optimizer_columns(f"{optimizer}/", count, optimizer in sharded)
     names += [f"loss/{term}" for term in terms]
     names += [f"{optimizer}/loss" for optimizer in groups if own_losses and len(groups) > 1]
-    return (*names, STEP_HASH.name) if hashed else tuple(names)
+    names += [BATCH_HASH.name] * batches + [STEP_HASH.name] * hashed
+    return tuple(names)
 
 
 def _optimizer_columns(prefix: str, groups: int, sharded: bool) -> list[str]:

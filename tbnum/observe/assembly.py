@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from tbnum.observe.attempt import Attempt, Named, Update
 from tbnum.observe.given_up import decided_by_values
 from tbnum.observe.landing import Pending
+from tbnum.observe.loader import BatchIds
 from tbnum.observe.records import Observation, StepRecord
 from tbnum.observe.transfer import Number
 
@@ -35,6 +36,7 @@ class Assembly:
     ) -> None:
         self._on_step, self._on_observation, self._on_close = on_step, on_observation, on_close
         self.next_step = 0
+        self.batch_ids = BatchIds()
         self.lock = threading.RLock()  # steps may be handed on by the thread of the log too
         self._finished: dict[str, Attempt] = {}
         self._named: Named = {}
@@ -61,7 +63,8 @@ class Assembly:
         self._on_close(self.next_step + 1)  # first, so that what it sends to the host is there before the step is
         finished, self._finished = self._finished, {}
         named, self._named = self._named, {}
-        self._settle(Pending(self.next_step, time.time(), update, finished, named))
+        sample_ids = self.batch_ids.close()
+        self._settle(Pending(self.next_step, time.time(), update, finished, named, sample_ids=sample_ids))
         self.next_step += 1
 
     def close_by(self, update: Update) -> None:
@@ -73,7 +76,14 @@ class Assembly:
 
     def consider(self, name: str, attempt: Attempt) -> None:
         """A device alone knows whether the attempt was given up, or was on the side: a step if it was the former."""
-        self._settle(Pending(self.next_step, time.time(), None, {name: attempt}, is_undecided=True))
+        sample_ids = self.batch_ids.close()
+        attempts = {name: attempt}
+        self._settle(Pending(self.next_step, time.time(), None, attempts, sample_ids=sample_ids, is_undecided=True))
+
+    def sets_aside(self) -> None:
+        """An attempt was no step: the samples that it used are those of none, unless it was a part of one."""
+        if not self._finished:
+            self.batch_ids.aside()
 
     def _settle(self, pending: Pending) -> None:
         self._pending.append(pending)

@@ -31,6 +31,7 @@ class Pending:
         attempts: Mapping[str, Attempt] | None = None,
         named: Named | None = None,
         *,
+        sample_ids: np.ndarray | None = None,
         is_undecided: bool = False,
     ) -> None:
         self.step = step
@@ -38,6 +39,7 @@ class Pending:
         self.attempts = attempts or {}
         self.is_undecided = is_undecided  # whether it is a step at all depends on values
         self._named = named or {}
+        self._sample_ids = sample_ids
         self._update = update
         tensors = [] if update is None else update.tensors()
         for attempt in self.attempts.values():
@@ -96,7 +98,7 @@ class Pending:
         scales = None if update is None else (host.number(update.old_scale), host.number(update.new_scale))
         if not self.attempts:
             return None, scales
-        record = StepRecord(self.step, self.wall_time)
+        record = StepRecord(self.step, self.wall_time, sample_ids=self._sample_ids)
         attempts = self.attempts.values()
         losses = _unique(attempt.logged for attempt in attempts) or _unique(attempt.backwards for attempt in attempts)
         is_known = all(attempt.loss_is_known or attempt.logged for attempt in attempts)

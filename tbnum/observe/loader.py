@@ -469,4 +469,4 @@ def _places() -> list[Place]:
     ]
 
 
-_seam: Any = Seam(_places)
+_seam: Seam[BatchIds] = Seam(_places)

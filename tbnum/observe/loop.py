@@ -185,6 +185,8 @@ class Loop(Watcher):
         verdict = was_given_up(track, attempt)
         if verdict is False:
             attempt.outcome = Outcome.ON_THE_SIDE
+            if all(other.open is None and other.waiting is None for other in self.tracks.values()):
+                self.assembly.sets_aside()
             track.sides += 1
             is_moved = bool(attempt.versions) and attempt.versions != some_versions(track.optimizer)
             if not (is_moved or attempt.leads_elsewhere):  # a point beside the parameters, or adversarial inputs

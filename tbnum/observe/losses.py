@@ -126,6 +126,8 @@ class Losses(Part):
             elif track.open is None:
                 track.leftovers.went()  # as far as this backward goes: it did not reach them
         loop = self._loop
+        if reached:
+            loop.assembly.batch_ids.backward()
         if not reached:
             self._caches.note(running.roots)
         if not reached and loop.meter.layouts.unreduced_have_changed():

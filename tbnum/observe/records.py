@@ -69,6 +69,7 @@ class StepRecord:
     losses: list[float] = field(default_factory=list)  # of each micro-batch, whose sum `loss` is
     named_losses: dict[str, float] = field(default_factory=dict)
     optimizers: dict[str, OptimizerRecord] = field(default_factory=dict)
+    sample_ids: np.ndarray | None = None  # (N,) int64, where they are known
 
     @property
     def skipped(self) -> bool:

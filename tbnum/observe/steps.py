@@ -15,6 +15,7 @@ import torch
 
 from tbnum.observe.assembly import Assembly
 from tbnum.observe.clips import Clips
+from tbnum.observe.loader import BatchIds
 from tbnum.observe.loop import Loop
 from tbnum.observe.losses import Losses
 from tbnum.observe.meter import Meter
@@ -49,9 +50,11 @@ class StepObserver:
         histogram_interval: int,
         checksums: bool,
         layouts: Layouts,
+        batch_ids: BatchIds,
     ) -> None:
         assembly = Assembly(on_step, on_observation, on_close)
         self._assembly = assembly
+        assembly.batch_ids = batch_ids
         meter = Meter(
             lambda: assembly.next_step,
             layouts,
