@@ -251,3 +251,35 @@ def test_lightning(tmp_path: Path) -> None:
     run = only_run(tmp_path)
     assert [run.batch(step).tolist() for step in range(len(truth))] == truth
     assert math.isfinite(run.steps["loss"][-1])
+
+
+def test_the_trainer_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tbnum.integrations.transformers import NumericsCallback
+
+    truth: list[list[int]] = []
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            truth.append(x[:, 0].int().tolist())
+            return {"loss": (self.net(x) - labels).square().mean()}
+
+    class Rows(Points):
+        def __getitem__(self, index: int) -> Any:  # type: ignore[override]
+            x, y = super().__getitem__(index)
+            return {"x": x, "labels": y}
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"), per_device_train_batch_size=6, num_train_epochs=3, use_cpu=True,
+        report_to=[], save_strategy="no", gradient_accumulation_steps=2, disable_tqdm=True,
+    )  # fmt: skip
+    callback = NumericsCallback(logdir=tmp_path / "run", data_ids="events")
+    transformers.Trainer(Wrapped(), arguments, train_dataset=Rows(), callbacks=[callback]).train()
+    run = only_run(tmp_path / "run")
+    found = [run.batch(step) for step in run.steps["step"].tolist()]
+    pairs = [first + second for first, second in zip(truth[::2], truth[1::2], strict=True)]
+    assert [None if ids is None else ids.tolist() for ids in found] == pairs

@@ -44,6 +44,9 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
         optimizer_names: where `configure_optimizers` returns several, their names in the record, in that order;
             without it `optimizer0`, `optimizer1` and so on.
 
+        data_ids: "events" or "all" records which samples each step was made of, as `tbnum.wrap` does with `data=`: the
+            Trainer's own DataLoader is followed.
+
     All other options are those of `tbnum.wrap`.
 
     Costs what `tbnum.wrap` does. Where a training cannot be recorded, a warning says why, and it runs all the same.
@@ -65,6 +68,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
         scalar_interval: int | None = 10,
         tensorboard_tensors: bool = False,
         max_tensor_bytes: int = 256_000_000,
+        data_ids: str | None = None,
         config: Mapping[str, Any] | None = None,
         verbose: bool | None = None,
         **options: Any,
@@ -107,6 +111,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
             resumed=trainer.global_step > 0,
             # Of several optimizers Lightning counts each one's steps into the same number.
             step=trainer.global_step if len(trainer.optimizers) == 1 else None,
+            loader=trainer.train_dataloader,
             accumulation=(lambda: trainer.accumulate_grad_batches) if pl_module.automatic_optimization else None,
         )
 

@@ -22,7 +22,7 @@ __all__ = ["Recording", "harmless", "same_folder"]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_FOUND = ("optimizer", "scaler", "logdir", "writer", "model")  # arguments of wrap that come from the framework
+_FOUND = ("optimizer", "scaler", "logdir", "writer", "model", "data")  # arguments of wrap that come from the framework
 OPTIONS = tuple(
     name
     for name, parameter in inspect.signature(wrap).parameters.items()
@@ -66,7 +66,7 @@ class Recording:
         if logdir is not None:
             checked_folder(logdir, None)
         self.logdir = logdir
-        self.options = dict(options)
+        self.options = {name: value for name, value in options.items() if name != "data_ids" or value is not None}
         self.monitor: Monitor | None = None
         self._state: dict[str, Any] | None = None
 
@@ -81,13 +81,15 @@ class Recording:
         resumed: bool,
         step: int | None,
         accumulation: Callable[[], int] | None = None,
+        loader: Any = None,
     ) -> None:
         """Record a training: in `logdir`, else through `writer`, the framework's own, else in `folder`.
 
         `resumed`: it continues where the state that was restored last, or the last training, left off; without such a
         state (of a checkpoint from before tbnum) at `step`, the framework's own count of updates, None where it is not
-        that of one optimizer. `accumulation`: by what the framework divides the loss of each micro-batch. Gives a
-        warning, and no recording, where that cannot be.
+        that of one optimizer. `accumulation`: by what the framework divides the loss of each micro-batch. `loader`: the
+        one that is trained on, which is followed where `data_ids` was given. Gives a warning, and no recording, where
+        that cannot be.
         """
         self.end()
         state, self._state = self._state, None
@@ -106,6 +108,8 @@ class Recording:
         for other in list(_open):  # its trainer was interrupted, and does not call its callbacks
             if other.monitor is not None and same_folder(other.monitor.logdir, logdir):
                 other.end()
+        if "data_ids" in self.options:
+            where["data"] = loader
         try:
             self.monitor = wrap(optimizer, scaler, model=model, **where, **self.options)
         except Exception as error:

@@ -37,6 +37,9 @@ class NumericsCallback(TrainerCallback, ExportableState):
             by the time, so a training that is resumed continues in the folder of the one before, if that is in the same
             `output_dir`.
 
+        data_ids: "events" or "all" records which samples each step was made of, as `tbnum.wrap` does with `data=`: the
+            Trainer's own DataLoader is followed.
+
     All other options are those of `tbnum.wrap`.
 
     Costs what `tbnum.wrap` does. Where a training cannot be recorded, a warning says why, and it runs all the same.
@@ -57,6 +60,7 @@ class NumericsCallback(TrainerCallback, ExportableState):
         scalar_interval: int | None = 10,
         tensorboard_tensors: bool = False,
         max_tensor_bytes: int = 256_000_000,
+        data_ids: str | None = None,
         config: Mapping[str, Any] | None = None,
         verbose: bool | None = None,
         **options: Any,
@@ -122,6 +126,7 @@ class NumericsCallback(TrainerCallback, ExportableState):
             writer=writer,
             resumed=resumed,
             step=state.global_step,
+            loader=kwargs.get("train_dataloader"),
         )
 
     @harmless

@@ -29,8 +29,11 @@ from tbnum.observe.seam import Place, Seam
 
 __all__ = ["BatchIds", "checked_ids", "checked_loader"]
 
-COMPARED = 3
-"""Batches that the model's input is compared with: more than two are seldom read ahead."""
+COMPARED = 32
+"""Batches that the model's input is compared with: as many as an accumulation has whose batches are read at once."""
+
+SETTLED = 4
+"""Backwards whose batch was known, after which the model's input is no longer looked at."""
 
 NEVER_READ = 10
 """Steps without a batch from the loader, after which it is said to be another than the loop's."""
@@ -156,6 +159,8 @@ class BatchIds:
         self._was_read = False
         self._warned = False
         self._lag = 0  # of the last pass in which it was known
+        self._settled = 0  # backwards in a row whose batch was known
+        self._reads_in_chunks = False  # several batches at once, which are then used one by one: counting cannot tell
         self._hooks: list[Any] = []
         self._models = [weakref.ref(model) for model in models if not _is_compiled(model)]
         self._samplers = [] if loader is None else [_weak(sampler) for sampler in _samplers(loader)]
@@ -192,7 +197,8 @@ class BatchIds:
             self._use_again()
         for epoch in fresh:
             self._use(epoch)
-        if self._hooks and fresh and all(epoch.lag is not None for epoch in fresh):
+        self._settled = 0 if self._unknown else self._settled + 1
+        if self._hooks and self._settled >= SETTLED and not self._reads_in_chunks:
             self._stop_listening()
 
     def close(self) -> np.ndarray | None:
@@ -263,30 +269,47 @@ class BatchIds:
         epoch.at_backward, epoch.matched, epoch.ended = epoch.yielded, None, False
         if epoch.broken:
             self._unknown = True
-            return
-        if first or asked > 1:
-            epoch.lag = 0 if epoch.yielded == 1 else None
-        if epoch.lag is None:
-            if matched is None:
-                self._unknown = True
-                self._listen()
+        elif matched is not None:
+            self._use_matched(epoch, matched)
+        elif self._reads_in_chunks:
+            self._cannot_tell(epoch)
+        else:
+            if first or asked > 1:
+                epoch.lag = 0 if epoch.yielded == 1 else None
+            if epoch.lag is None:
+                self._cannot_tell(epoch)
                 return
-            epoch.lag = epoch.yielded - 1 - matched
-            while epoch.unused and epoch.unused[0][0] < matched:  # left out by the loop
-                epoch.unused.popleft()
-        self._lag = epoch.lag
-        while epoch.unused and epoch.unused[0][0] < epoch.yielded - epoch.lag:
+            self._lag = epoch.lag
+            while epoch.unused and epoch.unused[0][0] < epoch.yielded - epoch.lag:
+                self._gathered.append(epoch.unused.popleft()[1])
+
+    def _use_matched(self, epoch: _Epoch, matched: int) -> None:
+        """The model got this batch; those before it that were not used have been left out by the loop."""
+        while epoch.unused and epoch.unused[0][0] < matched:
+            epoch.unused.popleft()
+        if epoch.unused and epoch.unused[0][0] == matched:
             self._gathered.append(epoch.unused.popleft()[1])
+        self._lag = epoch.lag = epoch.yielded - 1 - matched
+
+    def _cannot_tell(self, epoch: _Epoch) -> None:
+        self._unknown = True
+        epoch.lag = None
+        self._listen()
 
     def _use_again(self) -> None:
-        """A backward without a new batch: that of a batch read ahead, at the end of an epoch, or the same once more."""
+        """A backward without a new batch: that of a batch read ahead, or the same once more."""
         for epoch in reversed(self._epochs):
-            if epoch.exhausted and epoch.lag and epoch.unused:
-                if epoch.repeats:
-                    self._unknown = True
-                    return
-                epoch.lag -= 1
-                self._gathered.append(epoch.unused.popleft()[1])
+            matched, epoch.matched = epoch.matched, None
+            if epoch.unused and epoch.lag != 0:
+                if matched is not None:
+                    self._reads_in_chunks |= not epoch.exhausted and epoch.unused[0][0] <= matched
+                    self._use_matched(epoch, matched)
+                elif epoch.lag and epoch.exhausted and not epoch.repeats and not self._reads_in_chunks:
+                    epoch.lag -= 1
+                    self._gathered.append(epoch.unused.popleft()[1])
+                else:
+                    self._reads_in_chunks |= not epoch.exhausted
+                    self._cannot_tell(epoch)
                 return
             epoch.repeats = epoch.repeats or (epoch.at_backward > 0 and not epoch.exhausted)
         if not self._gathered:
@@ -329,7 +352,7 @@ class BatchIds:
         """Which of the last batches a model was called with, where it is one alone."""
         given = [tensor for tensor in _tensors(inputs) if _can_be_compared(tensor)]
         for epoch in self._epochs:
-            if not epoch.new:
+            if not epoch.new and not epoch.unused:
                 continue
             for tensor in given:
                 equal = [number for number, batch in epoch.last if any(_same(ref(), tensor) for ref in batch)]
