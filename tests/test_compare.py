@@ -315,3 +315,16 @@ def test_a_live_run_is_compared_as_far_as_it_is(tmp_path: Path) -> None:
     found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"))
     assert found.same and found.steps == 4
     log.close()
+
+
+def test_a_reference_is_a_small_record_that_differs_in_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = checked(tmp_path / "run", range(20), {}, hashed=True)
+    assert main(["export", str(tmp_path / "run"), "--reference", str(tmp_path / "reference")]) == 0
+    assert command(capsys, tmp_path / "reference", tmp_path / "run")[0] == 0
+    found = tbnum.diff(run_at(tmp_path / "reference"), run)
+    assert found.same and found.same_bits_until == 19 and found.steps == 20 and found.settings == ()
+    assert sum(path.stat().st_size for path in (tmp_path / "reference").iterdir()) < 20_000
+    assert main(["export", str(tmp_path / "run"), "--reference", str(tmp_path / "reference")]) == 2
+    assert "not empty" in capsys.readouterr().err

@@ -10,7 +10,8 @@ import numpy as np
 
 from tbnum import export
 from tbnum.command.inputs import UnusableInput, one_run, usable
-from tbnum.command.output import opened
+from tbnum.command.output import opened, print_line
+from tbnum.compare.reference import write_reference
 from tbnum.log.reader import Run
 
 __all__ = ["configure", "run"]
@@ -22,6 +23,11 @@ BINARY = ("npz", "parquet")
 def configure(command: argparse.ArgumentParser) -> None:
     command.add_argument("--format", choices=FORMATS, default="csv", help="(default: %(default)s)")
     command.add_argument("--events", action="store_true", help="the events with cause and message, not the steps")
+    command.add_argument(
+        "--reference",
+        metavar="DIR",
+        help="write a small record of the run into a new folder, for tbnum diff to compare with",
+    )
     command.add_argument("-o", "--output", default="-", metavar="FILE", help="'-' for standard output (default)")
 
 
@@ -34,6 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UnusableInput("parquet needs pyarrow: pip install pyarrow")
     chosen = usable(one_run(arguments))
+    if arguments.reference is not None:
+        _write_reference(chosen, arguments.reference)
+        return 0
     try:
         _write(chosen, form, arguments.events, arguments.output)
     except BrokenPipeError:
@@ -41,6 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise UnusableInput(f"cannot write {arguments.output!r}: {error.strerror or error}") from None
     return 0
+
+
+def _write_reference(run: Run, folder: str) -> None:
+    try:
+        write_reference(run, folder)
+    except OSError as error:
+        raise UnusableInput(str(error)) from None
+    print_line(f"wrote {folder}")
 
 
 def _write(run: Run, form: str, events: bool, name: str) -> None:

@@ -22,6 +22,8 @@ __all__ = ["Compared", "Difference", "EventsApart", "diff"]
 
 BY = ("step", "updates")
 _JUDGED = ("loss",)  # whose means are held against the noise
+OF_TENSORS = " of tensors"
+"""Behind the name of a statistic in `seen_in`: it is one of single tensors."""
 _TENSOR_COLUMNS = ("grad_norm", "param_norm")
 
 
@@ -131,7 +133,7 @@ def diff(
         for column in _TENSOR_COLUMNS:
             step, names = _tensors_apart(one, other, column, rtol, atol, until)
             if step is not None:
-                seen[f"{column} of tensors"] = step
+                seen[column + OF_TENSORS] = step
                 tensors = tensors or names
     if exact:
         seen |= _seen_in_bits(one, other, rows, bits)
@@ -151,7 +153,7 @@ def diff(
         columns=distances,
         verdicts=_verdicts(groups, noise, paired, until),
         events=_events_apart(one, other, rows),
-        not_compared=_not_compared(one, other, rows, columns),
+        not_compared=_not_compared(one, other, rows, columns, until),
     )
 
 
@@ -262,14 +264,17 @@ def _events_apart(a: Compared, b: Compared, rows: Aligned) -> tuple[EventsApart,
     return tuple(apart)
 
 
-def _not_compared(a: Compared, b: Compared, rows: Aligned, columns: Sequence[str] | None) -> tuple[str, ...]:
+def _not_compared(
+    a: Compared, b: Compared, rows: Aligned, columns: Sequence[str] | None, until: int | None
+) -> tuple[str, ...]:
     """In words, what could not be compared."""
     found = []
     for run, other, at in ((a, b, 0), (b, a, 1)):
         alone = [name for name in run.steps if name not in other.steps] if columns is None else []
         if alone:
             found.append(f"only {run.name!r} has the columns {', '.join(alone)}")
-        rest = len(run.steps["step"]) - len(rows.rows[at])
+        asked = run.steps["step"] if until is None else run.steps["step"][run.steps["step"] <= until]
+        rest = len(asked) - len(rows.rows[at])
         if rest:
             found.append(f"{rest:,} steps of {run.name!r} have no partner")
         found += [f"{run.name!r}: {problem}" for problem in getattr(run, "problems", ())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tbnum.compare.difference import Difference
+from tbnum.compare.difference import OF_TENSORS, Difference
 from tbnum.compare.distance import THRESHOLDS, Distance
 from tbnum.compare.noise import Verdict
 from tbnum.explain.words import count_text, number_text
@@ -27,7 +27,7 @@ def lines(difference: Difference) -> Iterator[tuple[str, str]]:
     )
     yield from _under("bits", list(_bits(difference)))
     yield from _under("distance", [_distance_text(each) for each in difference.columns if each.first_step is not None])
-    yield from _under("noise", [_verdict_text(verdict) for verdict in difference.verdicts])
+    yield from _under("noise", [_verdict_text(verdict) for verdict in difference.verdicts if verdict.difference])
     yield from _under(
         "events",
         [
@@ -48,7 +48,8 @@ def sentence(difference: Difference) -> str:
         if difference.same_bits_until is not None and difference.bits_apart_at is None:
             return f"The same, and the same bits at every checksummed step, up to {difference.same_bits_until}."
         return "The same in everything that was compared."
-    seen = " and ".join(_plain(name) for name in difference.seen_in[:3])
+    seen = ", ".join(_plain(name) for name in difference.seen_in if not name.endswith(OF_TENSORS))
+    seen = seen or ", ".join(difference.seen_in)
     text = f"Apart from step {difference.first_step} on, seen first in the {seen}"
     if difference.tensors:
         text += f", in {_names(difference.tensors)}"
