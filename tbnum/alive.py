@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class Alive(Generic[_T]):
-    """A set that holds its members weakly, in the order in which they were added; each is told by its identity.
+    """A set that holds its members weakly, in the order in which they were added; two are the same by identity.
 
     A walk goes over those that there were when it began: a `weakref.WeakSet` raises "Set changed size during iteration"
     where another thread adds to it. There is no lock, which a fork could leave locked in the child for ever.

@@ -1,4 +1,4 @@
-"""What `wrap` is given: checked before anything is hooked or written, and told to the log."""
+"""What `wrap` is given: checked before anything is hooked or written, and described for the log."""
 
 from __future__ import annotations
 

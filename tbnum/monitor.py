@@ -95,7 +95,7 @@ def wrap(
         histogram_interval: steps between histograms of each tensor; that of all of them comes with `tensor_interval`.
             None turns an interval off.
         checksums: False to take none. They are taken with `tensor_interval` of the bits of gradients, parameters and
-            the optimizer's moments, and tell `tbnum diff` up to where two runs are the same.
+            the optimizer's moments, and show `tbnum diff` up to where two runs are the same.
         activations: True to measure the outputs of every module, and the gradients with respect to them, with
             `tensor_interval`; or names of modules, with `*` and `?` as in file names. Needs `model`.
         scalar_interval: steps between scalars for TensorBoard's own dashboards; None writes nothing there. The record
@@ -318,7 +318,7 @@ class Monitor(OfThisProcess):
         return clip_grad_norm_(parameters, max_norm)
 
     def replay(self, closure: Callable[..., Any], batch: Any = None) -> Origin:
-        """Run a forward and backward again with every module watched, and tell where the first NaN or inf came from.
+        """Run a forward and backward again with every module watched, and find where the first NaN or inf came from.
 
             origin = monitor.replay(lambda: scaler.scale(loss_fn(model(x), y)).backward())
             origin = monitor.replay(lambda xy: scaler.scale(loss_fn(model(xy[0]), xy[1])).backward(), (x, y))
@@ -412,7 +412,7 @@ class Monitor(OfThisProcess):
             callback()
 
     def _at_exit(self) -> None:
-        """Nobody called close(): write what devices still hold, and why the interpreter ends where it tells."""
+        """Nobody called close(): write what devices still hold, and why the interpreter ends, where that is known."""
         self._observer.drain(wait=True)
         error = getattr(sys, "last_value", None)  # an exception that nobody caught, since this was wrapped
         if error is not None and id(error) != self._earlier_error:
@@ -531,7 +531,7 @@ def _loss_value(loss: Any) -> Number:
 def _crash(error: BaseException) -> dict[str, Any]:
     """What is known of an exception that ended the loop."""
     facts: dict[str, Any] = {"error": _told(error)}
-    # Anomaly mode may have been on in a block that has ended; then torch's own sentence tells.
+    # Anomaly mode may have been on in a block that has ended; then torch's own sentence shows it.
     if torch.is_anomaly_enabled() or "returned nan values in its" in str(error):
         facts["anomaly"] = True
     return facts

@@ -1,4 +1,4 @@
-"""What `wrap` is told about how to record, checked."""
+"""How `wrap` is to record: its options, checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a session goes on: from the step of its checkpoint, or of what its optimizers and the record tell."""
+"""Where a session goes on: from the step of its checkpoint, or the one that its optimizers and the record show."""
 
 from __future__ import annotations
 

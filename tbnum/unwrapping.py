@@ -17,7 +17,7 @@ __all__ = ["optimizer_inside", "scaler_inside"]
 
 _OPTIMIZER_ATTRIBUTES = ("optimizer", "_optimizer", "optim", "_optim", "base_optimizer", "inner_optimizer")
 _SCALER_ATTRIBUTES = ("_scaler", "scaler", "grad_scaler", "_grad_scaler")
-_ENGINES = {  # by package: what is told, and those of its modules whose optimizers are plain ones
+_ENGINES = {  # by package: its name in messages, and those of its modules whose optimizers are plain ones
     "deepspeed": ("DeepSpeed", ("deepspeed.ops.",)),
     "megatron": ("Megatron-LM", ()),
     "colossalai": ("ColossalAI", ("colossalai.nn.",)),

@@ -17,7 +17,7 @@ from tbnum.alive import Alive
 
 
 class Member:
-    """Has an equal in every other: members are told by identity."""
+    """Has an equal in every other: members are the same by identity alone."""
 
     def __eq__(self, other: object) -> bool:
         return True

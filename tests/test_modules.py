@@ -389,10 +389,10 @@ def test_trouble_of_their_own_is_told_once_and_training_goes_on(monkeypatch: pyt
     model = net()
     sentinels = Sentinels({"": model})
     sentinels.arm(0)
-    with pytest.warns(RuntimeWarning, match="Training is not affected") as told:
+    with pytest.warns(RuntimeWarning, match="Training is not affected") as caught:
         one_step(model)
         one_step(model)
-    assert len(told) == 1 and sentinels.troubles > 1
+    assert len(caught) == 1 and sentinels.troubles > 1
 
 
 def test_they_keep_no_model_alive() -> None:

@@ -47,14 +47,14 @@ class ModuleWatch(Watcher):
     def _returned(self, call: Call, outputs: Any) -> None:
         raise NotImplementedError
 
-    def _on_gradient(self, tensor: Tensor, tell: Callable[[Tensor], None]) -> None:
-        """`tell(gradient)` with respect to `tensor` in the backward, unless that is a part of a loss to come."""
+    def _on_gradient(self, tensor: Tensor, see: Callable[[Tensor], None]) -> None:
+        """`see(gradient)` with respect to `tensor` in the backward, unless that is a part of a loss to come."""
         if not tensor.requires_grad:
             return
 
         @unserializable_hook  # else torch warns of it where such a tensor is saved
         def backward(gradient: Tensor) -> None:
             if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                tell(gradient)
+                see(gradient)
 
         self._tensor_hooks.append(tensor.register_hook(backward))

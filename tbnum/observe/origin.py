@@ -1,9 +1,9 @@
-"""Watches one run of forward and backward for the first NaN or inf, and tells what it came from.
+"""Watches one run of forward and backward for the first NaN or inf, and finds what it came from.
 
 Forward hooks see what goes into every module and comes out; a hook on every node of the autograd graph sees what its
-backward puts out. The graph tells the rest: which call of a module made a node, and which non-finite outputs a
+backward puts out. The graph shows the rest: which call of a module made a node, and which non-finite outputs a
 non-finite loss comes from. So a mask of -inf, or an overflow that a later module undid, is not mistaken for the cause,
-and where a tensor goes to several modules the one whose gradient is at fault is told from the others.
+and where a tensor goes to several modules the one whose gradient is at fault is distinguished from the others.
 
 Every tensor is waited for. This is for a replay, not for training.
 """
@@ -41,7 +41,7 @@ class Cause:
     largest_input: float | None = None
     operation: str | None = None
     consumer: str | None = None  # the module that was handed it first, where no module put it out
-    call: tuple[str, int] | None = None  # the module's name, and the how-manyth call of it
+    call: tuple[str, int] | None = None  # the module's name, and the call index
     sum_of_finite: bool = False  # gradients that are finite each add up to one that is not
 
 
@@ -53,7 +53,7 @@ class _Passed:
     call: Call
     place: Literal["input", "output"]
     tensor: Nonfinite
-    marked: bool  # its autograd node tells of it
+    marked: bool  # its autograd node refers to it
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class WatchedRun:
 
     Args:
         models: whose modules are watched.
-        on_leaf: is told of every tensor whose gradient a backward is about to add to.
+        on_leaf: is called with every tensor whose gradient a backward is about to add to.
         look_into: a cause found before: the operations inside of the forward call, or the backward node, that it names
             are watched as well, and the first that makes something non-finite is `operation`, with its output.
     """
@@ -242,7 +242,7 @@ class WatchedRun:
         return found
 
     def _watch_graph(self, roots: list[Any], leaves: list[Tensor]) -> None:
-        """Hook what no module has made: the loss. Tell of the leaves, whose gradients are about to change."""
+        """Hook what no module has made: the loss. Report the leaves, whose gradients are about to change."""
         seen = set()
         stack = list(roots)
         while stack:

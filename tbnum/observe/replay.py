@@ -1,4 +1,4 @@
-"""Runs a forward and backward again, watched module by module, to tell where the first NaN or inf came from.
+"""Runs a forward and backward again, watched module by module, to find where the first NaN or inf came from.
 
 A replay is for a person with a question, not for every step. Afterwards everything is as it was.
 """
@@ -54,7 +54,7 @@ class Origin:
     """True: the module made it out of finite inputs (or gradients). False: it was handed on."""
 
     operation: str | None
-    """The operation that put it out, as PyTorch calls it, where that could be told."""
+    """The operation that put it out, as PyTorch calls it, where that is known."""
 
     samples: tuple[int, ...] | None
     """Which samples of the batch do it, each alone; () where none does alone; None where no batch was given."""
@@ -76,7 +76,7 @@ def replay(
     at: Moment | None = None,
     muted: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Origin:
-    """Run forward and backward again with every module watched, and tell where the first NaN or inf came from.
+    """Run forward and backward again with every module watched, and find where the first NaN or inf came from.
 
         origin = replay(lambda: scaler.scale(loss_fn(model(x))).backward(), models={"": model}, ...)
         origin = replay(lambda xy: scaler.scale(loss_fn(model(xy[0]), xy[1])).backward(), (x, y), ...)

@@ -34,7 +34,7 @@ class _Watched:
     call: Call
     place: Place
     backward: bool
-    tensor: tuple[int, int] | None  # tells which gradients are of the same tensor
+    tensor: tuple[int, int] | None  # the same for gradients of the same tensor
     shape: tuple[int, ...]
     dtype: torch.dtype
     may_mask: bool  # takes no gradient: -inf in it is a mask
@@ -97,8 +97,8 @@ class Sentinels(ModuleWatch):
             for name, module in modules:
                 call = Call(name, None, -1, True)
                 for parameter in module.parameters(recurse=False):
-                    tell = functools.partial(self._see, call, "parameter", True, None, False)
-                    self._on_gradient(parameter, tell)
+                    see = functools.partial(self._see, call, "parameter", True, None, False)
+                    self._on_gradient(parameter, see)
 
     def arm_after_skip(self, step: int) -> None:
         """Watch the next 3 steps, unless that was done in the last 100: a run that only skips is not slowed down."""
@@ -150,7 +150,7 @@ class Sentinels(ModuleWatch):
             if call.counts:
                 self._see(call, place, False, None, not takes_gradient, tensor)
             if takes_gradient:
-                node = tensor.grad_fn  # its number and the output's tell a tensor apart; a leaf has none
+                node = tensor.grad_fn  # its number and the output's identify a tensor; a leaf has none
                 source = (-id(tensor), 0) if node is None else (node._sequence_nr(), tensor.output_nr)
                 self._on_gradient(tensor, functools.partial(self._see, call, place, True, source, False))
 

@@ -1,7 +1,7 @@
 """By which variable of the running program an object can still be used.
 
 Something is nearly always left that refers to an object nobody uses any more: a scheduler of an optimizer, IPython's
-history, the frames of an exception that was caught. A reference count does not tell them from use; variables do.
+history, the frames of an exception that was caught. A reference count does not distinguish them from use; variables do.
 """
 
 from __future__ import annotations
