@@ -116,3 +116,10 @@ def test_other_processes_have_the_same() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == of(torch.arange(100_001, dtype=torch.float32))
+
+
+def test_each_of_many_tensors_has_the_checksum_that_it_has_alone() -> None:
+    sizes = (3, 0, 40_000, 7, 1, 16_384, 16_385, 8)
+    tensors = [made(size, dtype, seed) for seed, size in enumerate(sizes) for dtype in TYPES]
+    assert checksums(tensors).tolist() == [of(tensor) for tensor in tensors]
+    assert checksums(tensors[::-1]).tolist() == checksums(tensors).tolist()[::-1]
