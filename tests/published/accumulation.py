@@ -210,7 +210,7 @@ def gradients_kept_as_zeros(tape: Tape) -> None:
     tape.keep(model, optimizer)
 
 
-@published()
+@published(may=("gradients_not_zeroed",))
 def gradients_that_are_never_zeroed(tape: Tape) -> None:
     """A mistake, or a poor man's momentum: each attempt has its own loss, and the gradients of all before."""
     model = mlp()
