@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["Caches"]
 
@@ -27,7 +27,8 @@ class Caches:
     def note(self, roots: Sequence[Any]) -> None:
         """A backward of these reached no parameter that is watched. About a microsecond for each operation."""
         leaves = (getattr(node, "variable", None) for node in _behind(roots, _LOOKED_AT))
-        self._leaves = [weakref.ref(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad is not None]
+        others = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter))
+        self._leaves = [weakref.ref(leaf) for leaf in others if leaf.grad is not None]
 
     def are_behind(self, roots: Sequence[Any]) -> bool:
         """Whether a root is made of the gradient of such a leaf. Costs nothing where there is none."""

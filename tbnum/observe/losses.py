@@ -153,7 +153,7 @@ class Losses(Part):
             attempt.has_own_scale, attempt.loss_scale = True, loss.divisor
             loop.meter.measure(track, attempt, _sure(track.optimizer), now, loss.divisor)
         else:
-            attempt.samples = now.samples()
+            attempt.samples = now.samples() if track.is_sampled() else ()
 
     def _gone(self, track: Track) -> None:
         if track.may_evaluate:  # between two evaluations of a closure: the first is what the step is about

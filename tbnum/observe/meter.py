@@ -12,7 +12,7 @@ from torch import Tensor
 from tbnum.measure.change import changes_of, copies_of
 from tbnum.measure.checksums import checksums as checksums_of
 from tbnum.measure.chunks import stored
-from tbnum.measure.norms import Taken, norms_of
+from tbnum.measure.norms import Taken, combine, norms_of
 from tbnum.measure.statistics import statistics_of
 from tbnum.observe.attempt import NOTHING, UNKNOWN, Attempt, Change, Histograms, Measurement, Rows
 from tbnum.observe.gradients import Gradients, local, parameters_of
@@ -124,23 +124,28 @@ class Meter:
 
 
 def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = None) -> Measurement:
-    """One pass over the gradients, where torch has not just taken it, and two small kernels a device."""
+    """One pass over the gradients, where torch has not just taken it, and two small kernels on a device."""
     by_torch = None if taken is None else taken.of(gradients)
     gradients = local(gradients) if by_torch is None else gradients
     norms = norms_of(gradients) if by_torch is None else [by_torch]
-    totals: list[Number] = [hold(each.total()) for each in norms]
+    values = [each.norms.tolist() if each.norms.is_cpu else None for each in norms]
+    totals: list[Number] = [
+        combine(known) if known is not None else hold(each.total())
+        for each, known in zip(norms, values, strict=True)
+    ]
     if totals and all(isinstance(total, float) and total < VANISHING for total in totals):
         norms = norms_of(gradients, torch.float64)  # all of them are so small that their squares vanish in float32
         totals = [hold(each.total()) for each in norms]
+        return Measurement(norms, totals, [0.0] * len(norms), divisor)
     nonfinite: list[Number] = []
-    for each, total in zip(norms, totals, strict=True):
-        if isinstance(total, Tensor):
+    for each, known, total in zip(norms, values, totals, strict=True):
+        if known is None:
             nonfinite.append(each.nonfinite())
-        elif math.isfinite(total):
+        elif isinstance(total, float) and math.isfinite(total):
             nonfinite.append(0.0)
         else:
             # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
-            suspects = [at for at, norm in zip(each.index, each.norms.tolist(), strict=True) if not math.isfinite(norm)]
+            suspects = [place for place, norm in zip(each.index, known, strict=True) if not math.isfinite(norm)]
             nonfinite.append(float(sum(not bool(torch.isfinite(stored(gradients[at])).all()) for at in suspects)))
     return Measurement(norms, totals, nonfinite, divisor, by_clip=by_torch is not None)
 

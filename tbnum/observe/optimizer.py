@@ -24,8 +24,8 @@ def observe_optimizer(optimizer: torch.optim.Optimizer, observer: StepObserver, 
     hooks = _Hooks(observer, owner)
     # torch.compile of a step would trace the hooks, and break its graph on them: leave them out of it.
     handles = [
-        optimizer.register_step_pre_hook(torch.compiler.disable(hooks.before)),
-        optimizer.register_step_post_hook(torch.compiler.disable(hooks.after)),
+        optimizer.register_step_pre_hook(torch.compiler.disable(hooks.before, recursive=False)),
+        optimizer.register_step_post_hook(torch.compiler.disable(hooks.after, recursive=False)),
     ]
     ref = weakref.ref(optimizer)
 

@@ -102,6 +102,7 @@ def moves(phase: Phase, waiting: bool, signal: Signal) -> _Moves:
 
 
 REMEMBERED = 16  # endings of attempts
+OFTEN = 16  # attempts in which a loop shows what it does with its gradients
 
 
 class Track:
@@ -130,6 +131,8 @@ class Track:
         self.used: tuple[list[int], list[int]] = ([], [])  # ids and versions of the gradients that it last stepped with
         self.leftovers = Leftovers()
         self.last_seen: list[int] = []  # ids of the gradients after the last backward that reached them
+        self.attempts = 0
+        self.rescales = False  # the loop multiplies its gradients by hand
         self.clips_after_unscale = False
         self.sides = 0  # attempts on the side since the last that counted
         self.usual_sides = 0  # likewise, before the last step
@@ -150,6 +153,10 @@ class Track:
             about = self._move(move) or about
         return about
 
+    def is_sampled(self) -> bool:
+        """Whether to look for a rescaling by hand: at first always, then now and then, once one was seen always."""
+        return self.rescales or self.attempts < OFTEN or not self.attempts % OFTEN
+
     def forget(self) -> None:
         """What is open ended in an exception."""
         self.open, self.phase = None, Phase.NONE
@@ -159,6 +166,7 @@ class Track:
         attempt = self.open
         if move is Move.OPEN:
             self.open, self.phase = Attempt(), Phase.OPEN
+            self.attempts += 1
             return self.open
         if move is Move.FINISH_WAITING:
             waiting, self.waiting = self.waiting, None

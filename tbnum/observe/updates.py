@@ -134,6 +134,7 @@ class Updates(Part):
     ) -> None:
         loop = self._loop
         what = rescaling(attempt, gradients)
+        track.rescales |= what is not Rescaling.NONE
         loop.meter.measure(track, attempt, optimizer, gradients, divisor)
         if what is Rescaling.SCALE:
             attempt.loss_is_known = False
