@@ -85,7 +85,7 @@ def norms_of(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> lis
     if not tensors:
         return []
     if dtype is None and _are_plain(tensors):
-        return [TensorNorms(range(len(tensors)), torch.stack(torch._foreach_norm(tensors, 2)), in_order=True)]
+        return [TensorNorms(range(len(tensors)), torch.stack(torch._foreach_norm(list(tensors), 2)), in_order=True)]
     if not all(tensor.layout is torch.strided for tensor in tensors):
         tensors = [stored(tensor) for tensor in tensors]
     by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}

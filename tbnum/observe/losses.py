@@ -194,8 +194,11 @@ def _are_gone(track: Track, there: Gradients) -> bool:
         return False
     if not there.tensors:
         return True
-    ids, versions = there.marks()
-    return (ids, versions) != attempt.arrived and there.are_zero()
+    if there.marks() != attempt.arrived:
+        return there.are_zero()
+    zeroed = any(attempt.samples) and not any(there.samples())  # by a write through `.data`, which leaves no mark
+    track.rescales |= zeroed
+    return zeroed
 
 
 def _were_set_by_hand(track: Track, there: Gradients) -> bool:

@@ -392,7 +392,7 @@ def wrapped_in_the_middle_of_a_window(tape: Tape) -> None:
     tape.keep(model, optimizer)
 
 
-@published()
+@published(may=("step_without_backward",))
 def two_steps_on_one_gradient(tape: Tape) -> None:
     """The second has the gradient of the first, and no backward of its own."""
     model = mlp()

@@ -6,5 +6,4 @@ __all__ = ["PENDING"]
 
 PENDING: dict[str, str] = {
     "accumulation.a_hook_of_the_users_halves_the_gradients_at_the_step": "what hooks after tbnum's change, is not seen",
-    "adversarial.fgsm_then_data_of_gradients_zeroed_by_hand": "a write by `.data` leaves no trace",
 }
