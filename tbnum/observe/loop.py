@@ -154,9 +154,6 @@ class Loop(Watcher):
     def finishes(self, track: Track, attempt: Attempt) -> None:
         track.endings.append(False)
         self._counts_discarded(track, attempt)
-        kind = track.leftovers.were_used()
-        if kind is not None:
-            self.report_once(kind, {"where": users_line()}, track)
         track.sides, track.usual_sides = 0, track.sides
         track.unused_backwards, track.never_stepped = 0, False
         for loss in attempt.backwards:

@@ -71,6 +71,9 @@ class Updates(Part):
         if attempt.snapshot:
             loop.meter.measure_update(attempt, optimizer)
         track.used = gradients.marks()
+        mistake = track.leftovers.were_used()
+        if mistake is not None:
+            loop.report_once(mistake, {"where": users_line()}, track)
         track.leftovers.stepped(gradients)
         if track.in_step_of is not None:
             attempt.scaler = track.in_step_of

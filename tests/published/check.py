@@ -23,7 +23,14 @@ from tests.published.tape import LOOPS, Loop, OrUnknown, Tape, Value
 __all__ = ["all_loops", "problems"]
 
 RELATIVE = 1e-5
-INCIDENTAL = {"scale_growth", "scale_backoff", "gradient_underflow", "loss_spike", "grad_norm_spike"}
+INCIDENTAL = {
+    "gradients_discarded",
+    "scale_growth",
+    "scale_backoff",
+    "gradient_underflow",
+    "loss_spike",
+    "grad_norm_spike",
+}
 """Kinds that no loop declares: they follow from its numbers, and have tests of their own."""
 
 
