@@ -68,6 +68,17 @@ def test_a_layer_that_was_replaced_is_named_with_what_stays_in_the_optimizer() -
     assert found is not None and found.names == ("neck.weight", "neck.bias") and found.replaced == ()
 
 
+def test_a_parameter_that_is_unfrozen_and_in_no_optimizer_is_named() -> None:
+    model = Net()
+    model.head.requires_grad_(False)
+    optimizer = sgd(model.body)
+    coverage = Coverage({"": model}, [optimizer])
+    assert coverage.look() is None and coverage.look() is None
+    model.head.weight.requires_grad_(True)
+    found = coverage.look()
+    assert found is not None and found.names == ("head.weight",)
+
+
 def test_a_parameter_without_a_shape_yet_is_named() -> None:
     model = nn.ModuleDict({"known": nn.Linear(2, 2), "lazy": nn.LazyLinear(2)})
     optimizer = sgd(model["known"])

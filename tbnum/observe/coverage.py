@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tbnum.observe.gradients import parameters_of
 from tbnum.observe.names import named_parameters
 
 __all__ = ["Coverage", "Uncovered"]
@@ -33,22 +32,23 @@ class Coverage:
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._reported: set[int] = set()  # by id, of parameters that are alive
         self._in_model: dict[int, str] = {}  # at the last look
+        self._looked_at: tuple[list[int], int] | None = None  # by the last look that found something else than before
 
     def look(self) -> Uncovered | None:
         """Those that no optimizer holds, unless an earlier look found them; None where there are none.
 
-        About 2 microseconds a parameter: for now and then. Where one is missing, every object of the program is looked
-        through for another optimizer that holds it.
+        About 0.3 microseconds a parameter where nothing has changed since the last look. Where one is missing, every
+        object of the program is looked through for another optimizer that holds it.
         """
-        named = [
-            (name, parameter)
-            for prefix, ref in self._models.items()
-            if (model := ref()) is not None
-            for name, parameter in named_parameters(prefix, model)
-        ]
-        held = [
-            each for ref in self._optimizers if (optimizer := ref()) is not None for each in parameters_of(optimizer)
-        ]
+        models = {prefix: model for prefix, ref in self._models.items() if (model := ref()) is not None}
+        optimizers = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        looked_at = (_trainable(models.values()), sum(map(len, groups)))
+        if looked_at == self._looked_at:
+            return None
+        self._looked_at = looked_at
+        named = [pair for prefix, model in models.items() for pair in named_parameters(prefix, model)]
+        held = [parameter for parameters in groups for parameter in parameters]
         trained = set(map(id, held))
         missing = [(name, each) for name, each in named if each.requires_grad and id(each) not in trained]
         before, self._in_model = self._in_model, {id(parameter): name for name, parameter in named}
@@ -60,14 +60,26 @@ class Coverage:
         if not new:
             return None
         replaced = [before[id(each)] for each in held if id(each) in before and id(each) not in self._in_model]
-        return Uncovered(
-            tuple(name for name, _ in new), sum(each.numel() for _, each in _counted(new)), tuple(replaced)
-        )
+        elements = sum(_elements(parameter) for _, parameter in new)
+        return Uncovered(tuple(name for name, _ in new), elements, tuple(replaced))
 
 
-def _counted(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Those whose number of elements is known by now."""
-    return [(name, each) for name, each in named if not nn.parameter.is_lazy(each)]
+def _trainable(models: Iterable[nn.Module]) -> list[int]:
+    """Ids of the parameters that take a gradient, in an order of the modules."""
+    found: list[int] = []
+    seen: set[int] = set()
+    to_visit = list(models)
+    while to_visit:
+        module = to_visit.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            found += [id(each) for each in module._parameters.values() if each is not None and each.requires_grad]
+            to_visit += [each for each in module._modules.values() if each is not None]
+    return found
+
+
+def _elements(parameter: Tensor) -> int:
+    return 0 if nn.parameter.is_lazy(parameter) else parameter.numel()  # one without a shape yet raises
 
 
 def _held_by_any_optimizer() -> set[int]:
