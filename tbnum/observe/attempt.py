@@ -156,6 +156,7 @@ class Attempt:
         self.loss_is_known = True  # False: the loss that backward saw carries a factor that nobody gave
         self.arrived: tuple[list[int], list[int]] = ([], [])  # ids and versions of the gradients after the last one
         self.versions: tuple[int, ...] = ()  # of some parameters then, where that matters
+        self.where = ""  # the user's line that the last backward was called from, where that matters
         self.leads_elsewhere = False  # the backward went for something besides the optimizers' parameters too
         self.samples: tuple[float, ...] = ()  # of the gradients then, to tell by what they were multiplied since
 

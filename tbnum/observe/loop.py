@@ -161,12 +161,17 @@ class Loop(Watcher):
         self._joins(track, attempt)
 
     def _counts_discarded(self, track: Track, attempt: Attempt) -> None:
-        """Backwards whose gradients went unused before each of some steps in a row are reported once."""
-        discarded = [loss for loss in track.discarded if not loss.used_by - {track.name}]
+        """Backwards whose gradients went unused before each of some steps in a row are reported once.
+
+        Where the micro-batches of an accumulation are discarded, one line calls all of their backwards.
+        """
+        places = {attempt.where, ""}
+        discarded = [loss for loss, where in track.discarded if not loss.used_by - {track.name} and where in places]
         track.discarded = []
         # Of gradients that were put together by hand, those that went were a part.
-        are_its_own = attempt.seen is not None and attempt.seen.ids() == attempt.arrived[0]
-        track.discarding = track.discarding + 1 if discarded and are_its_own else 0
+        are_its_own = attempt.seen is not None and attempt.seen.ids() == attempt.arrived[0] and attempt.loss_is_known
+        is_one_of_them = are_its_own and bool(attempt.backwards)
+        track.discarding = track.discarding + 1 if discarded and is_one_of_them else 0
         if track.discarding == MANY_DISCARDING:
             data = {"backwards": len(discarded), "where": users_line()}
             self.report_once("gradients_discarded", data, track)
@@ -187,7 +192,7 @@ class Loop(Watcher):
             track.sides += 1
             is_moved = bool(attempt.versions) and attempt.versions != some_versions(track.optimizer)
             if not (is_moved or attempt.leads_elsewhere):  # a point beside the parameters, or adversarial inputs
-                track.discarded += attempt.backwards
+                track.discarded += [(loss, attempt.where) for loss in attempt.backwards]
             if attempt.before.known_nonfinite:
                 self.report_once("nonfinite_discarded", {"where": users_line()}, track)
             return

@@ -143,6 +143,7 @@ class Losses(Part):
         if track.discarding:
             attempt.versions = some_versions(track.optimizer)
             attempt.leads_elsewhere = leads_to_others(running.roots, loop.parameters())
+            attempt.where = users_line() or ""
         track.last_seen = attempt.arrived[0]
         loop.count_unused(track)
         scaled = running.scaled

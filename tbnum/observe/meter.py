@@ -130,8 +130,7 @@ def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = Non
     norms = norms_of(gradients) if by_torch is None else [by_torch]
     values = [each.norms.tolist() if each.norms.is_cpu else None for each in norms]
     totals: list[Number] = [
-        combine(known) if known is not None else hold(each.total())
-        for each, known in zip(norms, values, strict=True)
+        combine(known) if known is not None else hold(each.total()) for each, known in zip(norms, values, strict=True)
     ]
     if totals and all(isinstance(total, float) and total < VANISHING for total in totals):
         norms = norms_of(gradients, torch.float64)  # all of them are so small that their squares vanish in float32

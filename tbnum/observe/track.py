@@ -136,7 +136,7 @@ class Track:
         self.clips_after_unscale = False
         self.sides = 0  # attempts on the side since the last that counted
         self.usual_sides = 0  # likewise, before the last step
-        self.discarded: list[Loss] = []  # whose gradients were thrown away since the last step
+        self.discarded: list[tuple[Loss, str]] = []  # whose gradients went since the last step, and from where
         self.discarding = 0  # steps in a row before which some were
         self.unused_backwards = 0
         self.never_stepped = True
