@@ -130,11 +130,9 @@ def diff(
     bits = compare_bits(one.checksums, other.checksums, until=until) if by == "step" else Bits()
     tensors: tuple[str, ...] = bits.tensors
     if by == "step" and columns is None:
-        for column in _TENSOR_COLUMNS:
-            step, names = _tensors_apart(one, other, column, rtol, atol, until)
-            if step is not None:
-                seen[column + OF_TENSORS] = step
-                tensors = tensors or names
+        for column, (step, names) in _tensors_apart(one, other, rtol, atol, until).items():
+            seen[column + OF_TENSORS] = step
+            tensors = tensors or names
     if exact:
         seen |= _seen_in_bits(one, other, rows, bits)
     first_step = min(seen.values(), default=None)
@@ -192,22 +190,25 @@ def _span(run: Compared) -> str:
 
 
 def _tensors_apart(
-    a: Compared, b: Compared, column: str, rtol: float, atol: float, until: int | None
-) -> tuple[int | None, tuple[str, ...]]:
-    """The first step at which a statistic of tensors differs, and of which tensors."""
-    if column not in a.tensors or column not in b.tensors:
-        return None, ()
-    (steps_a, names_a, values_a), (steps_b, names_b, values_b) = (
-        run.tensors.read(column, None, until) for run in (a, b)
-    )
+    a: Compared, b: Compared, rtol: float, atol: float, until: int | None
+) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """By statistic of tensors, the first step at which it differs, and of which tensors. One pass over the tables."""
+    columns = [column for column in _TENSOR_COLUMNS if column in a.tensors and column in b.tensors]
+    if not columns:
+        return {}
+    steps_a, names_a, of_a = a.tensors.read_together(columns, None, until)
+    steps_b, names_b, of_b = b.tensors.read_together(columns, None, until)
     steps, at_a, at_b = shared(steps_a, steps_b)
-    names, of_a, of_b = shared_names(names_a, names_b)
-    first, second = values_a[np.ix_(at_a, of_a)], values_b[np.ix_(at_b, of_b)]
-    apart = differing(first, second, rtol, atol) & ~np.isnan(first) & ~np.isnan(second)
-    rows = np.flatnonzero(apart.any(axis=1))
-    if not len(rows):
-        return None, ()
-    return int(steps[rows[0]]), tuple(names[at] for at in np.flatnonzero(apart[rows[0]]).tolist())
+    names, in_a, in_b = shared_names(names_a, names_b)
+    found: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for column in columns:
+        first, second = of_a[column][np.ix_(at_a, in_a)], of_b[column][np.ix_(at_b, in_b)]
+        apart = differing(first, second, rtol, atol) & ~np.isnan(first) & ~np.isnan(second)
+        rows = np.flatnonzero(apart.any(axis=1))
+        if len(rows):
+            tensors = tuple(names[at] for at in np.flatnonzero(apart[rows[0]]).tolist())
+            found[column] = int(steps[rows[0]]), tensors
+    return found
 
 
 def _seen_in_bits(a: Compared, b: Compared, rows: Aligned, bits: Bits) -> dict[str, int]:

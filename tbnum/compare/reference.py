@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tbnum.formats import CHECKSUM
+from tbnum.log.ranks import ChecksumSeries
 from tbnum.log.reader import Run
 from tbnum.log.tensors import TensorTable
 from tbnum.log.writer import LogWriter
@@ -40,7 +41,7 @@ def write_reference(run: Run, folder: str | os.PathLike[str]) -> Path:
 def _tables(run: Run) -> list[TensorTable]:
     """By step and set of tensors: the norms, and the checksums."""
     found: dict[tuple[int, tuple[str, ...]], dict[str, np.ndarray]] = {}
-    series = {column: run.tensors[column] for column in _OF_TENSORS if column in run.tensors}
+    series: dict[str, ChecksumSeries] = {column: run.tensors[column] for column in _OF_TENSORS if column in run.tensors}
     series |= {CHECKSUM + what: each for what, each in run.checksums.items()}
     for column, (at, names, values) in series.items():
         for row, step in enumerate(at.tolist()):

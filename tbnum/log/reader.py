@@ -21,7 +21,7 @@ from tbnum.log.folder import Totals, last_trailer, list_files, order, pick, sess
 from tbnum.log.joined import JoinedSteps
 from tbnum.log.named import Columns
 from tbnum.log.rank_gaps import RankGaps
-from tbnum.log.ranks import SHARD, Ranks
+from tbnum.log.ranks import SHARD, ChecksumSeries, Ranks
 from tbnum.log.rivals import rivals
 from tbnum.log.run_ranks import RANKS_BYTES, OtherRanks, Taken
 from tbnum.log.run_tables import RunTables
@@ -157,15 +157,17 @@ class Run:
             return self._tensors
 
     @property
-    def checksums(self) -> dict[str, TensorSeries]:
-        """Checksums (S, P) uint64 of the bits of tensors, 0 where unknown: `run.checksums["parameter"]`.
+    def checksums(self) -> dict[str, ChecksumSeries]:
+        """Checksums of the bits of tensors: `steps, names, values = run.checksums["parameter"]`, (S, P) uint64.
 
-        Of "gradient" (before clipping), "parameter" (after the update) and the optimizer's moments, as its state calls
-        them. Where tensors are sharded, of the lowest rank's parts.
+        0 where unknown. Of "gradient" (before clipping), "parameter" (after the update) and the optimizer's moments, as
+        its state calls them; where tensors are sharded, of the lowest rank's parts.
         """
         with self._loading():
             tables = Tensors(self._tables.sessions(self._chosen()), {})
-            return {what: tables.read(CHECKSUM + what) for what in tables.checksums}
+            names = [CHECKSUM + what for what in tables.checksums]
+            steps, tensors, values = tables.read_together(names) if names else (np.empty(0, np.int64), (), {})
+            return {name.removeprefix(CHECKSUM): (steps, tensors, values[name]) for name in names}
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
