@@ -144,6 +144,7 @@ def test_a_held_baseline_turns_values_into_differences(shared: TensorBoard, look
     panel.frame.get_by_role("button", name="Hold the others against pair/0.25").click()
     key = panel.frame.locator("[data-chart=loss] .key")
     expect(key).to_contain_text("difference from pair/0.25")
+    expect(panel.frame.locator("[data-chart=norm] .key")).not_to_contain_text("threshold")
     panel.frame.get_by_label("How runs are held against each other").select_option(label="Ratio to pair/0.25")
     expect(key).to_contain_text("ratio to pair/0.25")
     panel.wait_until(lambda: "against=ratio" in panel.address(), "it in the address")

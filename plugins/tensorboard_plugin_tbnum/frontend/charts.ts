@@ -317,7 +317,10 @@ export class Charts {
     holder.setAttribute("aria-valuemin", String(from));
     holder.setAttribute("aria-valuemax", String(to));
     if (spec === TENSOR_CHART) pane.title.textContent = model.tensors.name;
-    const drawn = spec.lines.filter((line) => lineOf(spec, line, series, model.prefix) && !this.#isLeftOut(spec, line));
+    const alone = !!this.overlay?.relativeFor(spec); // the baseline has the first line's values alone
+    const drawn = spec.lines.filter((line) =>
+      lineOf(spec, line, series, model.prefix) && !this.#isLeftOut(spec, line) && (!alone || line === spec.lines[0])
+    );
     const items = keyItems(spec, drawn, series, model, (line) => this.#cssColor(spec, line),
       edge.step.some((step) => step >= from && step <= to), this.overlay?.active ? this.overlay.lacking(spec) : [],
       this.overlay?.againstText(spec));

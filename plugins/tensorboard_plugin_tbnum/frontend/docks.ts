@@ -82,7 +82,7 @@ export class Docks {
   async figure() {
     const { figure } = await import("./figure.ts");
     const { overlay } = this.beside;
-    return figure(this.charts, runTitle(this.store.state.run ?? ""), overlay?.active ? overlay.named : []);
+    return figure(this.charts, runTitle(this.store.state.run ?? ""), overlay?.active ? overlay.legend.named : []);
   }
 
   /** Draws what is open, after the charts. */

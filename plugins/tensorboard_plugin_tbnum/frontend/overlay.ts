@@ -5,20 +5,19 @@
  * The current run is drawn by `charts.ts`, and its steps are the x axis; the server reduces the others by the same x.
  */
 
-import { chooseRun, say } from "./actions.ts";
-import { element, iconButton } from "./elements.ts";
-import { counted, formatAligned, formatCount, formatScale } from "./format.ts";
-import { MOST_NAMED_LANES, aliveAt, drawEndNumbers, drawRuns, drawSkips } from "./overlaycanvas.ts";
+import { element } from "./elements.ts";
+import { formatAligned, formatCount, formatScale } from "./format.ts";
+import { MOST_NAMED_LANES, aliveAt, drawEndNumbers, drawPartings, drawRuns, drawSkips } from "./overlaycanvas.ts";
 import { OverlayData } from "./overlaydata.ts";
+import { OverlayLegend, lineName } from "./overlaylegend.ts";
 import { PADDING_RIGHT } from "./plot.ts";
 import { ONTO_AXIS, isSmoothed, smoothedOnto } from "./plotdata.ts";
-import { DASHES, groupName, linesOf, shortNames, swatch } from "./runlines.ts";
+import { DASHES, linesOf, shortNames, swatch } from "./runlines.ts";
 import { bucketAt, lowerBound } from "./sorted.ts";
-import { bucketsOf, letsThrough, prefixOf } from "./state.ts";
+import { axisOf, bucketsOf, letsThrough, prefixOf } from "./state.ts";
 import { placesOf } from "./xaxis.ts";
 
 import type { Api } from "./api.ts";
-import type { Against } from "./baseline.ts";
 import type { Charts } from "./charts.ts";
 import type { PanelStore } from "./state.ts";
 import type { Values } from "./answers.ts";
@@ -30,31 +29,16 @@ import type { ChartSpec, Scale } from "./views.ts";
 
 export class Overlay {
   data: OverlayData;
-  /** what the legend was drawn from */
-  drawn = "";
-  others: string[] = [];
-  /** Values as they are, or held against the baseline. */
-  againstSelect = element("select", { class: "small", hidden: true,
-    "aria-label": "How runs are held against each other",
-    onchange: () => this.store.set({ against: this.againstSelect.value as Against }) });
-  /** The legend, for a picture of it. */
-  named: { text: string; color: string; dash: number[] }[] = [];
+  legend: OverlayLegend;
   /** Where lines end in each chart, in pixels of its canvas. */
   ends: Map<string, LineEnd[]> = new Map();
   /** the one that a person looks at */
   looked: number | null = null;
-  list = element("ul", { class: "overlay-runs", "aria-label": "Runs in the charts" });
-  group: HTMLButtonElement;
-  bar: HTMLElement;
   strip = element("canvas", { class: "overlay-skips", role: "img", height: 0 });
 
   constructor(readonly api: Api, readonly store: PanelStore, readonly charts: Charts) {
     this.data = new OverlayData(api, store);
-    this.group = element("button", { class: "small", type: "button",
-      title: "Runs that differ in the seed alone become their mean and its range", onclick: () => this.#regroup() },
-      "Group seeds");
-    this.bar = element("section", { class: "overlay-bar", "aria-label": "Runs beside each other" }, this.list,
-      this.againstSelect, this.group);
+    this.legend = new OverlayLegend(store, charts, this.data, (at) => this.look(at));
     store.watch(["table"], () => {
       this.prepare();
       this.data.ask(true);
@@ -62,11 +46,6 @@ export class Overlay {
     store.watch(["now"], () => {
       if (this.data.isStale) this.data.ask(true);
     });
-  }
-
-  #regroup() {
-    this.store.set({ grouped: !this.store.state.grouped });
-    say(this.store, this.charts.summaries[0] ?? "");
   }
 
   redraw() {
@@ -94,37 +73,10 @@ export class Overlay {
     return this.colorOf(this.data.scene?.current ?? "");
   }
 
-  #remove(runs: string[]) {
-    this.store.set({ over: this.store.state.over.filter((run) => !runs.includes(run)) });
-  }
-
   /** @param runs all that TensorBoard knows, in its order */
   know(runs: string[]) {
-    this.drawn = "";
+    this.legend.drawn = "";
     this.data.know(runs);
-  }
-
-  #showAgainst() {
-    const { baseline, against, run, over } = this.store.state;
-    const there = baseline !== null && (baseline === run || over.includes(baseline));
-    this.againstSelect.hidden = !there;
-    if (!there || this.againstSelect.dataset.of === baseline) {
-      this.againstSelect.value = against;
-      return;
-    }
-    this.againstSelect.dataset.of = baseline;
-    const name = this.#nameOf([baseline]);
-    this.againstSelect.replaceChildren(element("option", { value: "off" }, "Values"),
-      element("option", { value: "difference" }, `Difference from ${name}`),
-      element("option", { value: "ratio" }, `Ratio to ${name}`));
-    this.againstSelect.value = against;
-  }
-
-  /** Holds a run as what others are held against, or lets go of it. */
-  #hold(run: string) {
-    const { baseline, against } = this.store.state;
-    if (baseline === run) this.store.set({ baseline: null, against: "off" });
-    else this.store.set({ baseline: run, against: against === "off" ? "difference" : against });
   }
 
   /** What is to be in the charts, before they are drawn. */
@@ -140,16 +92,12 @@ export class Overlay {
       smoothing: state.smoothing, buckets: bucketsOf(state), zoomed: state.zoom !== null,
       columns: [...columns, "skipped", "step"], lets: (run) => letsThrough(state, run),
       range: () => [this.charts.geometry.min, this.charts.geometry.max] };
-    this.bar.hidden = this.strip.hidden = !this.active;
-    this.#showAgainst();
+    this.strip.hidden = !this.active;
     const settings = new Map(scene.rows.map((row) => [row.run, row.setting]));
     const known = new Set(settings.keys());
-    this.others = scene.others.filter((run) => known.has(run) && scene.lets(run));
-    this.data.lines = linesOf(scene.current, this.others, (run) => settings.get(run), scene.grouped);
-    const groups = linesOf(scene.current, this.others, (run) => settings.get(run), true);
-    this.group.hidden = groups.every((runs) => runs.length < 2);
-    this.group.setAttribute("aria-pressed", String(scene.grouped));
-    this.#legend();
+    const others = scene.others.filter((run) => known.has(run) && scene.lets(run));
+    this.data.lines = linesOf(scene.current, others, (run) => settings.get(run), scene.grouped);
+    this.legend.show(others, settings);
   }
 
   /** Whether a view is smoothed though it is not of the loss. */
@@ -163,7 +111,7 @@ export class Overlay {
     return this.data.whole.flatMap((line, at) => {
       const name = this.data.columnOf(spec);
       const lacks = line.start.length > 0 && !line.of(name, "mean") && !line.of(name, "last");
-      return lacks ? [`${at + 2} ${this.#nameOf(line.runs)}`] : [];
+      return lacks ? [`${at + 2} ${lineName(line.runs)}`] : [];
     });
   }
 
@@ -221,6 +169,16 @@ export class Overlay {
     if (!lines.length || spec.id === "tensor") return;
     const points = lines.map((line) => this.#points(line, spec, scale));
     this.ends.set(spec.id, drawRuns(plot, spec, lines, points, this.data.dark, this.looked));
+    drawPartings(plot, this.#partings());
+  }
+
+  /** Where single runs part from the one that they are held against. */
+  #partings() {
+    const { state } = this.store;
+    const singles = [[state.loaded?.run ?? ""], ...this.data.lines].filter((runs) => runs.length === 1).flat();
+    return this.data.partingsOf(singles).map(({ run, step }) => ({ x: axisOf(state).xOf(step), color: this.colorOf(run),
+      text: `${shortNames([run, state.baseline ?? ""])[0]} parts` })
+    );
   }
 
   drawNumbers(plot: Plot, spec: ChartSpec) {
@@ -264,28 +222,22 @@ export class Overlay {
     const skipping = this.#skipping;
     const lines = skipping.map((at) => this.data.shown[at]);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const names = shortNames(lines.map(({ runs }) => this.#nameOf(runs))).map((name, row) =>
+    const names = shortNames(lines.map(({ runs }) => lineName(runs))).map((name, row) =>
       `${skipping[row] + 2} ${name}`
     );
     const counts = drawSkips(context, lines, names, (row) => looked !== null && looked !== skipping[row], { left, width,
       full: left + width + PADDING_RIGHT, height, lane: this.#lane, range: scene.range(), dark: this.data.dark });
     const said = lines.map((line, row) =>
-      `${this.#nameOf(line.runs)} ${line.size > 1 ? "in " : ""}${formatCount(counts[row])}${
-        line.size > 1 ? " places" : ""
-      }`
+      `${lineName(line.runs)} ${line.size > 1 ? "in " : ""}${formatCount(counts[row])}${line.size > 1 ? " places" : ""}`
     );
     strip.setAttribute("aria-label", `Skipped steps of the other runs in view: ${said.join(", ")}`);
-  }
-
-  #nameOf(runs: string[]) {
-    return runs.length > 1 ? groupName(runs) : runs[0] === "." ? "(logdir)" : runs[0] ?? "a run that is gone";
   }
 
   /** What each run has at x, as part of the card at the cursor. @param own the current run's value */
   valuesAt(x: number, spec: ChartSpec, own: number | null) {
     const format = spec.scale === "log2" ? formatScale : formatAligned;
     const { current } = this.data.scene as OverlayScene;
-    const rows = [{ number: 1, name: this.#nameOf([current]), color: this.colorOf(current), dash: DASHES[0],
+    const rows = [{ number: 1, name: lineName([current]), color: this.colorOf(current), dash: DASHES[0],
       text: own === null ? "–" : format(own) }];
     this.data.shown.forEach((line, at) => {
       const { raw } = this.#points(line, spec, spec.scale);
@@ -298,7 +250,7 @@ export class Overlay {
       const alive = aliveAt(line, x);
       // the others ended before
       const of = alive && alive < line.runs.length ? ` (${alive} of ${line.runs.length})` : "";
-      rows.push({ number: at + 2, name: this.#nameOf(line.runs), color: line.colors[this.data.dark], dash: line.dash,
+      rows.push({ number: at + 2, name: lineName(line.runs), color: line.colors[this.data.dark], dash: line.dash,
         text: (value === undefined || Number.isNaN(value) ? missing : format(value)) + of });
     });
     const names = shortNames(rows.map(({ name }) => name));
@@ -323,7 +275,7 @@ export class Overlay {
   sources(specs: ChartSpec[]): { name: string; others: ValuesSource[] } {
     const { current, axis, range } = this.data.scene as OverlayScene;
     const lines = this.data.shown;
-    const [name, ...names] = shortNames([[current], ...lines.map(({ runs }) => runs)].map((runs) => this.#nameOf(runs)))
+    const [name, ...names] = shortNames([[current], ...lines.map(({ runs }) => runs)].map((runs) => lineName(runs)))
       .map((text, at) => `${at + 1}  ${text}`);
     const others = lines.map((line, at) => {
       const size = axis === "time" ? line.size / 1000 : line.size;
@@ -356,72 +308,16 @@ export class Overlay {
       const { raw } = this.#points(line, spec, scale);
       let at = Math.min(line.x.length, lowerBound(line.x, to + 1e-9)) - 1;
       while (raw && at > 0 && !Number.isFinite(raw[at])) at -= 1;
-      return raw && at >= 0 ? [`${this.#nameOf(line.runs)} ${format(raw[at])}`] : [];
+      return raw && at >= 0 ? [`${lineName(line.runs)} ${format(raw[at])}`] : [];
     });
     return parts.length ? ` Beside it, at the end: ${parts.join(", ")}.` : "";
-  }
-
-  #legend() {
-    const { scene, lines } = this.data;
-    if (!scene) return;
-    const items = [[scene.current], ...lines];
-    const { baseline } = this.store.state;
-    const key = JSON.stringify([items, baseline, this.data.dark, items.map(([run]) => this.colorOf(run)),
-      scene.others.length - this.others.length]);
-    if (key === this.drawn) return;
-    this.drawn = key;
-    const names = shortNames(items.map((runs) => this.#nameOf(runs)));
-    const seen = new Map() as Map<string, number>;
-    this.named = [];
-    const focused = this.list.contains(document.activeElement) ? (document.activeElement as HTMLElement).dataset.run
-      : undefined;
-    this.list.replaceChildren(...items.map((runs, at) => {
-      const color = this.colorOf(runs[0]);
-      const repeat = seen.get(color) ?? 0;
-      seen.set(color, repeat + 1);
-      const dash = DASHES[repeat % DASHES.length];
-      this.named.push({ text: `${at + 1}  ${names[at]}`, color, dash });
-      const title = runs.length > 1 ? runs.join("\n") : this.#nameOf(runs);
-      const look = (on: boolean) => this.look(on && at > 0 ? at - 1 : null);
-      const open = runs.length > 1 || at === 0
-        ? element("span", { class: "overlay-name", title: at === 0 ? `${title} (current)` : title }, names[at])
-        : element("button", { class: "overlay-name", type: "button", title: `${title}: make it the current run`,
-          "data-run": runs[0], onclick: () => chooseRun(this.store, runs[0]) }, names[at]);
-      return element(
-        "li",
-        { class: at === 0 ? "overlay-run current" : "overlay-run", onmouseenter: () => look(true),
-          onmouseleave: () => look(false), onfocusin: () => look(true), onfocusout: () => look(false) },
-        element("span", "run-number", String(at + 1)),
-        swatch(color, dash),
-        open,
-        this.#holder(runs),
-        ...(at > 0
-          ? [iconButton("✕", `Take ${this.#nameOf(runs)} out of the charts`, () => this.#remove(runs))] : []),
-      );
-    }));
-    const left = scene.others.length - this.others.length;
-    if (left > 0)
-      this.list.append(
-        element("li", "overlay-more", `${counted(left, "run")} not shown: gone, or left out by TensorBoard's filter`),
-      );
-    if (focused) this.list.querySelector<HTMLElement>(`[data-run="${CSS.escape(focused)}"]`)?.focus();
-  }
-
-  /** The button that holds a run as the baseline of the others. */
-  #holder(runs: string[]) {
-    const held = runs.includes(this.store.state.baseline ?? "");
-    const name = this.#nameOf(runs);
-    const made = iconButton("⚓", held ? `Let go of ${name} as the baseline` : `Hold the others against ${name}`,
-      () => this.#hold(runs[0]));
-    made.setAttribute("aria-pressed", String(held));
-    return made;
   }
 
   /** What a chart shows in place of values, in words; "" where it shows them. */
   againstText(spec: ChartSpec) {
     const { baseline, against } = this.store.state;
     if (!this.relativeFor(spec) || baseline === null) return "";
-    return `${against === "difference" ? "difference from" : "ratio to"} ${this.#nameOf([baseline])}`;
+    return `${against === "difference" ? "difference from" : "ratio to"} ${lineName([baseline])}`;
   }
 
   /** Brings a line out among the others. */

@@ -172,6 +172,28 @@ export function drawEndNumbers({ ctx, bbox }: Plot, ends: LineEnd[]) {
   ctx.restore();
 }
 
+/** Where runs part from the baseline: a line in the colour of each. @param partings `x`: on the axis */
+export function drawPartings({ ctx, bbox, scales }: Plot, partings: { x: number; color: string; text: string }[]) {
+  const ratio = devicePixelRatio || 1;
+  const { min = 0, max = 1 } = scales.x;
+  ctx.save();
+  ctx.font = `${10 * ratio}px ${FONT}`;
+  ctx.textBaseline = "top";
+  ctx.lineWidth = 1.5 * ratio;
+  ctx.setLineDash([5 * ratio, 3 * ratio]);
+  partings.forEach(({ x, color, text }, row) => {
+    const at = bbox.left + ((x - Number(min)) / (Number(max) - Number(min))) * bbox.width;
+    if (at < bbox.left || at > bbox.left + bbox.width) return;
+    ctx.strokeStyle = ctx.fillStyle = color;
+    ctx.beginPath();
+    ctx.moveTo(at, bbox.top);
+    ctx.lineTo(at, bbox.top + bbox.height);
+    ctx.stroke();
+    ctx.fillText(text, at + 4 * ratio, bbox.top + (2 + 12 * row) * ratio);
+  });
+  ctx.restore();
+}
+
 /** Up to so many lanes of skips have their names beside them. */
 export const MOST_NAMED_LANES = 5;
 

@@ -53,7 +53,30 @@ export class OverlayData {
   /** by view and axis, what they follow from */
   relatives: Map<string, { of: unknown; against: string; relative: Relative }> = new Map();
 
+  /** the step at which a run parts from the baseline, by both; null: it does not, or is not known yet */
+  partings: Map<string, number | null> = new Map();
+
   constructor(readonly api: Api, readonly store: PanelStore) {}
+
+  /** Where runs part from the baseline, asked for when they are held against it. */
+  partingsOf(runs: string[]): { run: string; step: number }[] {
+    const { baseline, against } = this.store.state;
+    if (baseline === null || against === "off") return [];
+    return runs.filter((run) => run !== baseline).flatMap((run) => {
+      const key = JSON.stringify([baseline, run]);
+      if (!this.partings.has(key)) this.#askParting(key, baseline, run);
+      const step = this.partings.get(key) ?? null;
+      return step === null ? [] : [{ run, step }];
+    });
+  }
+
+  async #askParting(key: string, baseline: string, run: string) {
+    this.partings.set(key, null);
+    const answer = await this.api.apart(baseline, run).catch(() => null); // a run that is gone has no mark
+    if (answer?.first_step == null) return;
+    this.partings.set(key, answer.first_step);
+    this.redraw();
+  }
 
   /** Whether other runs are in the charts. */
   get active() {

@@ -119,7 +119,8 @@ export function firstViews(run: RunInfo | null = null): Views {
 /** A scale where there is one; else what else tells how training does. */
 function hiddenAtFirst(run: RunInfo | null): Set<string> {
   const optional = CHARTS.filter((chart) => chart.optional).map(({ id }) => id);
-  if (!run || knows(run, ["loss_scale"])) return new Set(optional);
+  // What a scalar log has of a scale may only want its tag named: the view says so.
+  if (!run || knows(run, ["loss_scale"]) || run.meta?.source === "tensorboard") return new Set(optional);
   const has: Record<string, boolean> = { scale: false, clip: knows(run, ["clip_coef", "grad_norm"]),
     ratio: knows(run, ["update_norm", "param_norm"]) };
   return new Set(CHARTS.map(({ id }) => id).filter((id) => !(has[id] ?? !optional.includes(id))));
