@@ -18,7 +18,7 @@ SAMPLES = 48
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
-    """Sample `i` begins with `i`, so that a batch tells its ids. One of them is far too large for float16."""
+    """Sample `i` begins with `i`, so that a batch shows its ids. One of them is far too large for float16."""
 
     def __init__(self, bad: int = -1) -> None:
         self.bad = bad

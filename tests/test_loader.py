@@ -29,7 +29,7 @@ SAMPLES = 30
 
 
 class Numbers(Dataset[Tensor]):
-    """Sample `i` is `[i, i]`, so that a batch tells its ids."""
+    """Sample `i` is `[i, i]`, so that a batch shows its ids."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -102,7 +102,7 @@ class Loop:
         self.model = Net()
         self.ids = BatchIds(loader, [self.model] if with_model else [])
         self.truth: list[list[int]] = []
-        self.told: list[list[int] | None] = []
+        self.reported: list[list[int] | None] = []
 
     def step(self, *batches: Any) -> None:
         for batch in batches:
@@ -110,15 +110,17 @@ class Loop:
             self.ids.backward()
             loss.backward()
         self.truth.append([number for batch in batches for number in of(batch)])
-        self.told.append(listed(self.ids.close()))
+        self.reported.append(listed(self.ids.close()))
 
     def is_exact(self) -> bool:
         assert self.truth
-        return self.told == self.truth
+        return self.reported == self.truth
 
     def is_never_wrong(self) -> bool:
         assert self.truth
-        return all(told is None or told == truth for told, truth in zip(self.told, self.truth, strict=True))
+        return all(
+            reported is None or reported == truth for reported, truth in zip(self.reported, self.truth, strict=True)
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +171,7 @@ def test_they_are_exact_with_accumulation_and_a_break() -> None:
             loss.backward()
             if len(held) == 3:
                 loop.truth.append([number for each in held for number in of(each)])
-                loop.told.append(listed(loop.ids.close()))
+                loop.reported.append(listed(loop.ids.close()))
                 held = []
                 if at > 7:
                     break
@@ -261,7 +263,7 @@ def in_chunks(loader: Iterable[Any], of: int = 3) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("by", [1, 2])
-def test_a_loop_that_reads_ahead_has_exact_ids_where_the_models_input_tells(by: int) -> None:
+def test_a_loop_that_reads_ahead_has_exact_ids_where_the_models_input_shows_which(by: int) -> None:
     loader = DataLoader(data, batch_size=4, shuffle=True)
     loop = Loop(loader, with_model=True)
     for _ in range(3):
@@ -279,7 +281,7 @@ def test_a_loop_that_reads_the_batches_of_an_accumulation_at_once() -> None:
             known.step(batch)
             unknown.step(batch)
     assert known.is_exact()
-    assert unknown.told == [None] * len(unknown.truth)
+    assert unknown.reported == [None] * len(unknown.truth)
 
 
 def test_and_unknown_ones_where_it_does_not() -> None:
@@ -288,10 +290,10 @@ def test_and_unknown_ones_where_it_does_not() -> None:
     for _ in range(2):
         for batch in ahead(loader):
             loop.step(batch)
-    assert loop.told == [None] * len(loop.truth)
+    assert loop.reported == [None] * len(loop.truth)
 
 
-def test_inputs_made_from_the_batch_tell_nothing() -> None:
+def test_inputs_made_from_the_batch_show_nothing() -> None:
     loader = DataLoader(data, batch_size=4, shuffle=True)
     loop = Loop(loader, with_model=True)
     model = loop.model
@@ -300,8 +302,8 @@ def test_inputs_made_from_the_batch_tell_nothing() -> None:
         loop.ids.backward()
         loss.backward()
         loop.truth.append(of(batch))
-        loop.told.append(listed(loop.ids.close()))
-    assert loop.told == [None] * len(loop.truth)
+        loop.reported.append(listed(loop.ids.close()))
+    assert loop.reported == [None] * len(loop.truth)
 
 
 def test_the_next_batch_read_between_forward_and_backward() -> None:
@@ -314,7 +316,7 @@ def test_the_next_batch_read_between_forward_and_backward() -> None:
         loop.ids.backward()
         loss.backward()
         loop.truth.append(of(batch))
-        loop.told.append(listed(loop.ids.close()))
+        loop.reported.append(listed(loop.ids.close()))
         batch = upcoming
     assert loop.is_never_wrong()
 
@@ -341,7 +343,7 @@ def test_whatever_a_loop_does_with_its_batches_no_id_is_wrong(seed: int, with_mo
             if what > 0.9:
                 loop.step(batch)
     assert loop.is_never_wrong()
-    assert not with_model or any(told is not None for told in loop.told)
+    assert not with_model or any(reported is not None for reported in loop.reported)
 
 
 # -- what stays as it was ----------------------------------------------------------------------------------------------
@@ -405,7 +407,7 @@ def test_an_error_of_the_data_set_reaches_the_loop_as_it_is() -> None:
         next(batches)
     for batch in batches:
         loop.step(batch)
-    assert loop.told[:3] == loop.truth[:3] and loop.is_never_wrong()
+    assert loop.reported[:3] == loop.truth[:3] and loop.is_never_wrong()
 
 
 def test_a_loader_that_the_loop_does_not_read_is_a_warning_once() -> None:
@@ -413,7 +415,7 @@ def test_a_loader_that_the_loop_does_not_read_is_a_warning_once() -> None:
     with pytest.warns(RuntimeWarning, match="the loop reads another") as warned:
         for batch in list(DataLoader(Numbers(), batch_size=1)):
             loop.step(batch)
-    assert len(warned) == 1 and set(map(str, loop.told)) == {"None"}
+    assert len(warned) == 1 and set(map(str, loop.reported)) == {"None"}
 
 
 # -- bad input, and ids of one's own -----------------------------------------------------------------------------------
@@ -443,7 +445,7 @@ def test_indices_that_are_no_numbers_are_unknown_and_said_once() -> None:
     with pytest.warns(RuntimeWarning, match=r"draws \['a', 'b'\], which is no whole number") as warned:
         for batch in loader:
             loop.step(batch)
-    assert loop.told == [None, None] and len(warned) == 1
+    assert loop.reported == [None, None] and len(warned) == 1
 
 
 @pytest.mark.parametrize(
@@ -482,7 +484,7 @@ def test_ids_of_the_loops_own_add_up_over_a_step_and_go_before_the_loaders() -> 
     loop.ids.log(102)
     loop.step(next(batches))
     loop.step(next(batches))
-    assert loop.told == [[100, 101, 102], loop.truth[1]]
+    assert loop.reported == [[100, 101, 102], loop.truth[1]]
     without = BatchIds()
     without.backward()
     assert without.close() is None

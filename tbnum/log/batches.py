@@ -47,7 +47,7 @@ def decode_batches(payload: bytes) -> list[Batch]:
     counts = np.frombuffer(payload, "<u4", count, _HEAD.size + 8 * count)
     begin = _HEAD.size + 12 * count
     if len(payload) != begin + width.itemsize * int(counts.sum(dtype=np.int64)):
-        raise ValueError(f"{len(payload)} bytes are not the ids that they tell of")
+        raise ValueError(f"{len(payload)} bytes do not hold the ids that they announce")
     ids = np.frombuffer(payload, width, offset=begin).astype(np.int64)
     parts = np.split(ids, np.cumsum(counts, dtype=np.int64)[:-1]) if count else []
     return list(zip(steps.tolist(), parts, strict=True))
@@ -68,7 +68,7 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 
 def batch_hash(ids: np.ndarray) -> int:
-    """64 bits that tell one list of ids from another, in its order; never 0, which is "unknown". About 10 us."""
+    """64 bits that differ between lists of ids, and between their orders; never 0, which is "unknown". About 10 us."""
     with np.errstate(over="ignore"):
         places = np.arange(1, len(ids) + 1, dtype=np.uint64) * _ODD
         mixed = (ids.astype(np.uint64) + places) * _MIX

@@ -4,7 +4,7 @@ A DataLoader draws indices long before it yields their batch, and a loop may rea
 So indices are noted when they are drawn, come out in the same order when their batch is yielded, and belong to the
 next backward. That is exact as long as one new batch lies between two backwards: the batch used by the n-th backward
 is then the n-th that was yielded. Where more were yielded, the loop has read ahead or left one out, and only the
-model's input tells which: it is compared with the last batches until that is settled. Until then the ids are unknown.
+model's input shows which: it is compared with the last batches until that is settled. Until then the ids are unknown.
 
 The hooks lie on torch's iterator, so that loaders, samplers and their random draws stay as they are.
 """
@@ -160,7 +160,7 @@ class BatchIds:
         self._warned = False
         self._lag = 0  # of the last pass in which it was known
         self._settled = 0  # backwards in a row whose batch was known
-        self._reads_in_chunks = False  # several batches at once, which are then used one by one: counting cannot tell
+        self._reads_in_chunks = False  # several batches at once, which are then used one by one: counting is no proof
         self._hooks: list[Any] = []
         self._models = [weakref.ref(model) for model in models if not _is_compiled(model)]
         self._samplers = [] if loader is None else [_weak(sampler) for sampler in _samplers(loader)]
@@ -179,7 +179,7 @@ class BatchIds:
     # -- from the loop
 
     def log(self, ids: Any) -> None:
-        """Ids of the attempt that is open, or opens next, in place of what the loader tells."""
+        """Ids of the attempt that is open, or opens next, in place of the loader's."""
         self._logged.append(checked_ids(ids))
 
     def backward(self) -> None:
@@ -250,7 +250,7 @@ class BatchIds:
     def _one_group(self, fresh: list[_Epoch]) -> list[_Epoch]:
         """Of passes that have nothing to do with each other the one that the model's input is from.
 
-        One was given up with its last batch unused, or read for something else. Which of them, only the input tells.
+        One was given up with its last batch unused, or read for something else. Which of them, only the input shows.
         """
         matched = [epoch for epoch in fresh if epoch.matched is not None]
         used = matched if len({epoch.group for epoch in matched}) == 1 else []
@@ -272,12 +272,12 @@ class BatchIds:
         elif matched is not None:
             self._use_matched(epoch, matched)
         elif self._reads_in_chunks:
-            self._cannot_tell(epoch)
+            self._cannot_know(epoch)
         else:
             if first or asked > 1:
                 epoch.lag = 0 if epoch.yielded == 1 else None
             if epoch.lag is None:
-                self._cannot_tell(epoch)
+                self._cannot_know(epoch)
                 return
             self._lag = epoch.lag
             while epoch.unused and epoch.unused[0][0] < epoch.yielded - epoch.lag:
@@ -291,7 +291,7 @@ class BatchIds:
             self._gathered.append(epoch.unused.popleft()[1])
         self._lag = epoch.lag = epoch.yielded - 1 - matched
 
-    def _cannot_tell(self, epoch: _Epoch) -> None:
+    def _cannot_know(self, epoch: _Epoch) -> None:
         self._unknown = True
         epoch.lag = None
         self._listen()
@@ -309,7 +309,7 @@ class BatchIds:
                     self._gathered.append(epoch.unused.popleft()[1])
                 else:
                     self._reads_in_chunks |= not epoch.exhausted
-                    self._cannot_tell(epoch)
+                    self._cannot_know(epoch)
                 return
             epoch.repeats = epoch.repeats or (epoch.at_backward > 0 and not epoch.exhausted)
         if not self._gathered:
@@ -406,7 +406,7 @@ def _samplers(loader: DataLoader[Any]) -> list[Any]:
 def _weak(sampler: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(sampler)
-    except TypeError:  # a list, say: there is no telling whether another loader has the same
+    except TypeError:  # a list, say: whether another loader has the same is unknown
         return lambda: None
 
 
