@@ -33,6 +33,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> TensorBoard:
             if run.step % 50 == 0 or 269 <= run.step <= 300:  # as recent history is kept around what failed
                 run.tensors(training.tensor_names(1))
             run.advance()
+    with training.Recording(root / "outlier", length=600) as run:
+        run.advance(300)
+        run.floor = 5e5  # of one step
+        run.advance()
+        run.floor = 1.55
+        run.advance(299)
     server = TensorBoard(root)
     yield server
     server.stop()
@@ -124,6 +130,24 @@ def test_nothing_that_can_be_tabbed_to_is_hidden_from_screen_readers(shared: Ten
 def test_one_histogram_over_time_says_how_to_have_more(shared: TensorBoard, look: Look):
     panel = look(shared).open("tensors", tensors="histogram", steps="40-48")
     expect(panel.frame.locator(".histogram-title").nth(1)).to_contain_text("histogram_interval")
+
+
+def test_a_point_that_flattens_the_rest_is_left_out_and_said_until_it_is_asked_for(shared: TensorBoard, look: Look):
+    panel = look(shared).open("outlier", smoothing="0").drawn()
+    reach = panel.frame.locator("[data-chart=loss] .reach")
+    expect(reach).to_have_text("1 outlier left out")
+    reach.click()
+    expect(reach).to_have_text("with outliers")
+    panel.wait_until(lambda: "loss!" in panel.address(), "the choice in the address")
+    plot = panel.frame.locator("[data-chart=loss] .y-axis").bounding_box()
+    assert plot is not None
+    panel.page.mouse.move(plot["x"] + 40, plot["y"] + 60)
+    panel.page.mouse.down()
+    panel.page.mouse.move(plot["x"] + 40, plot["y"] + 110)
+    panel.page.mouse.up()
+    expect(reach).to_have_text("reset y")
+    reach.click()
+    expect(reach).to_have_text("with outliers")
 
 
 def test_a_pause_is_left_out_of_the_time_axis_and_marked(shared: TensorBoard, look: Look):

@@ -27,6 +27,13 @@ export function yRange(scale: Scale, min: number | null, max: number | null, own
 const FLATTENED = 8; // times the height that nearly all of the values need
 const LEAST_VALUES = 40;
 
+/** Whether nearly all of some values have less than an eighth of a height. */
+export function isFlattened(values: number[], height: number) {
+  const sorted = Float64Array.from(values).sort();
+  const at = (share: number) => sorted[Math.round(share * (sorted.length - 1))];
+  return sorted.length > 0 && height >= FLATTENED * (at(0.95) - at(0.05));
+}
+
 /**
  * The range without the outliers that flatten the rest, null where there are none: nearly all of the values then have
  * less than an eighth of the height. What a curve begins with is no outlier. On a linear axis only. @param points in

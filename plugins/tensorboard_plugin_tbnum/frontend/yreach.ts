@@ -2,10 +2,12 @@
 
 import { counted } from "./format.ts";
 import { lowerBound } from "./sorted.ts";
-import { withoutOutliers, yRange } from "./yaxis.ts";
+import { isFlattened, withoutOutliers, yRange } from "./yaxis.ts";
 
 import type { Charts } from "./charts.ts";
 import type { Pane } from "./pane.ts";
+
+const SAMPLES = 400;
 
 /** The y axis from end to end. @param min of what uPlot draws in view; null: there is nothing */
 export function reachOf(charts: Charts, pane: Pane, min: number | null, max: number | null): [number, number] {
@@ -15,14 +17,29 @@ export function reachOf(charts: Charts, pane: Pane, min: number | null, max: num
   const others = charts.overlay?.range(spec, scale);
   if (others) [min, max] = [Math.min(min ?? Infinity, others[0]), Math.max(max ?? -Infinity, others[1])];
   pane.empty = min === null || max === null;
-  const cut = others || scale !== "linear" || pane.empty ? null : withoutOutliers(drawnInView(charts, pane));
-  pane.beyond = cut
-    ? drawnInView(charts, pane).filter((values) => values.some((at) => at < cut[0] || at > cut[1])).length
-    : 0;
+  const mayCut = !others && scale === "linear" && min !== null && max !== null && seemsFlat(charts, pane, max - min);
+  const points = mayCut ? drawnInView(charts, pane) : [];
+  const cut = withoutOutliers(points);
+  pane.beyond = cut ? points.filter((values) => values.some((at) => at < cut[0] || at > cut[1])).length : 0;
   const looked = yRanges.get(spec.id);
   if (looked && !pane.empty) return looked;
   if (cut && !views.whole.has(spec.id)) [min, max] = cut;
   return yRange(scale, min, max, spec.scale);
+}
+
+/** Whether some of the drawn values, evenly chosen, have a small part of the height: most charts are done with here. */
+function seemsFlat(charts: Charts, { data }: Pane, height: number) {
+  const [from, to] = charts.xRange();
+  const x = data[0] as number[];
+  const [first, end] = [lowerBound(x, from), lowerBound(x, to)];
+  const stride = Math.max(1, Math.floor((end - first) / SAMPLES));
+  const values = data[data.length - 1];
+  const some = [];
+  for (let at = first; at < end; at += stride) {
+    const value = values[at];
+    if (value !== null) some.push(value);
+  }
+  return isFlattened(some, height);
 }
 
 /** What a chart draws in view, point by point: their finite values. */
@@ -39,6 +56,9 @@ function drawnInView(charts: Charts, { data }: Pane): number[][] {
 export function sayReach(charts: Charts, { spec, reach, beyond }: Pane) {
   const { yRanges, views } = charts.store.state;
   const whole = views.whole.has(spec.id);
+  const said = `${yRanges.has(spec.id)} ${whole} ${beyond}`; // what is written anew is laid out anew
+  if (reach.dataset.said === said) return;
+  reach.dataset.said = said;
   reach.hidden = !yRanges.has(spec.id) && !beyond;
   reach.textContent = yRanges.has(spec.id) ? "reset y"
     : whole ? "with outliers" : `${counted(beyond, "outlier")} left out`;
