@@ -25,6 +25,7 @@ from tbnum.unwrapping import optimizer_inside, scaler_inside
 
 __all__ = [
     "NEVER",
+    "check_flush_seconds",
     "check_intervals",
     "check_loss_name",
     "check_max_tensor_bytes",
@@ -170,6 +171,17 @@ def check_max_tensor_bytes(given: Any) -> None:
             f"max_tensor_bytes is {given!r}; it must be a whole number of bytes, at least 0. Tensors of skips "
             "and other events are kept beyond it."
         )
+
+
+def check_flush_seconds(given: Any) -> None:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given <= MOST_FLUSH_SECONDS:
+        raise ValueError(
+            f"flush_seconds is {given!r}; it must be above 0 and at most {MOST_FLUSH_SECONDS}: the steps of so long are "
+            "lost with a process that is killed."
+        )
+
+
+MOST_FLUSH_SECONDS = 3600
 
 
 class _Never(int):

@@ -71,6 +71,7 @@ def wrap(
     scalar_interval: int | None = 10,
     tensorboard_tensors: bool = False,
     max_tensor_bytes: int = 256_000_000,
+    flush_seconds: float = 2.0,
     data: Any = None,
     data_ids: str = "events",
     config: Mapping[str, Any] | None = None,
@@ -104,6 +105,7 @@ def wrap(
             `tbnum_tensors/`: a card for each.
         max_tensor_bytes: how much the statistics and histograms of single tensors may take on disk. Those of skips and
             other events come in addition.
+        flush_seconds: how often steps are written; more for many ranks on one file system. A skip is written at once.
         data: the DataLoader of a map-style data set that the loop reads. Then the record has which samples each step
             was made of (`run.batch(step)`), where the loop lets that be known.
         data_ids: "events" keeps the ids of steps with up to 64 samples, of larger ones those around events and of the
@@ -138,6 +140,7 @@ def wrap(
         scalar_interval=scalar_interval,
         tensorboard_tensors=tensorboard_tensors,
         max_tensor_bytes=max_tensor_bytes,
+        flush_seconds=flush_seconds,
         data=data,
         data_ids=data_ids,
         config=config,
@@ -182,6 +185,7 @@ class Monitor(OfThisProcess):
             options.scalar_interval,
             options.config,
             options.max_tensor_bytes,
+            options.flush_seconds,
             options.tensorboard_tensors,
             options.keep_all_ids,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tbnum.arguments import NEVER, check_intervals, check_max_tensor_bytes, checked_config
+from tbnum.arguments import NEVER, check_flush_seconds, check_intervals, check_max_tensor_bytes, checked_config
 from tbnum.observe.loader import checked_loader
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Options:
     activations: bool | Sequence[str]
     tensorboard_tensors: bool
     max_tensor_bytes: int
+    flush_seconds: float
     loader: DataLoader[Any] | None  # whose indices are followed
     keep_all_ids: bool
     config: Mapping[str, Any]
@@ -41,6 +42,7 @@ def checked_options(
     activations: bool | Sequence[str],
     tensorboard_tensors: bool,
     max_tensor_bytes: int,
+    flush_seconds: float,
     data: Any,
     data_ids: str,
     config: Mapping[str, Any] | None,
@@ -50,6 +52,7 @@ def checked_options(
         tensor_interval=tensor_interval, histogram_interval=histogram_interval, scalar_interval=scalar_interval
     )
     check_max_tensor_bytes(max_tensor_bytes)
+    check_flush_seconds(flush_seconds)
     if not isinstance(checksums, bool):
         raise TypeError(f"checksums is {checksums!r}; it has to be True or False.")
     loader = None if data is None else checked_loader(data)
@@ -70,6 +73,7 @@ def checked_options(
         activations=activations,
         tensorboard_tensors=tensorboard_tensors,
         max_tensor_bytes=max_tensor_bytes,
+        flush_seconds=float(flush_seconds),
         loader=loader,
         keep_all_ids=data_ids == "all",
         config=settings,

@@ -71,6 +71,7 @@ class Recorder:
         scalar_interval: int | None,
         config: Mapping[str, Any],
         max_tensor_bytes: int,
+        flush_seconds: float,
         tensorboard_tensors: bool,
         keep_all_ids: bool,
     ) -> None:
@@ -104,13 +105,14 @@ class Recorder:
         meta["fingerprint"] = fingerprint(meta)
         self._fingerprint = meta["fingerprint"]
         self._explainer = LiveExplainer(meta)
-        rival = writing_now(folder, rank)
+        rival = None if rank else writing_now(folder, rank)  # a listing of the folder, by one rank of perhaps thousands
         self._log = LogWriter(
             folder,
             columns=step_columns(self._groups, own_losses=True, hashed=True),
             meta=meta,
             rank=rank,
             max_tensor_bytes=max_tensor_bytes,
+            flush_seconds=flush_seconds,
         )
         if rival is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
             warn(

@@ -68,6 +68,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
         scalar_interval: int | None = 10,
         tensorboard_tensors: bool = False,
         max_tensor_bytes: int = 256_000_000,
+        flush_seconds: float = 2.0,
         data_ids: str | None = None,
         config: Mapping[str, Any] | None = None,
         verbose: bool | None = None,

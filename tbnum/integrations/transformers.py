@@ -60,6 +60,7 @@ class NumericsCallback(TrainerCallback, ExportableState):
         scalar_interval: int | None = 10,
         tensorboard_tensors: bool = False,
         max_tensor_bytes: int = 256_000_000,
+        flush_seconds: float = 2.0,
         data_ids: str | None = None,
         config: Mapping[str, Any] | None = None,
         verbose: bool | None = None,
