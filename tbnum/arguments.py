@@ -176,8 +176,8 @@ def check_max_tensor_bytes(given: Any) -> None:
 def check_flush_seconds(given: Any) -> None:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given <= MOST_FLUSH_SECONDS:
         raise ValueError(
-            f"flush_seconds is {given!r}; it must be above 0 and at most {MOST_FLUSH_SECONDS}: the steps of so long are "
-            "lost with a process that is killed."
+            f"flush_seconds is {given!r}; it must be above 0 and at most {MOST_FLUSH_SECONDS}: the steps of so long "
+            "are lost with a process that is killed."
         )
 
 
