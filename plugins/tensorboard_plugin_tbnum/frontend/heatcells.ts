@@ -38,6 +38,9 @@ export const MODES: HeatMode[] = [
   { id: "overflow/float16", column: "overflow/float16", title: "Overflow in float16", scale: "share" },
   { id: "headroom/float16", column: "headroom/float16", title: "Headroom in float16", scale: "doublings" },
   { id: "nonfinite", column: "grad_norm", title: "Not finite", scale: "none" },
+  { id: "float8_amax", column: "float8_amax", title: "Largest cast to float8", scale: "log" },
+  { id: "float8_flushed", column: "float8_flushed", title: "Flushed in float8", scale: "share" },
+  { id: "float8_saturated", column: "float8_saturated", title: "Saturated in float8", scale: "share" },
 ];
 
 const MOST_ROWS_AT_FIRST = 120;
