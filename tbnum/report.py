@@ -47,9 +47,7 @@ class Report:
         if since is not None:
             record, events = Part(run, since), [event for event in events if event.step >= since]
         found = findings(record, events)
-        return Report(
-            name, run, record, events, found, summarize(record, events, found), next_overflow(run, run.events)
-        )
+        return Report(name, run, record, events, found, summarize(record, events, found), _expected(run))
 
     @property
     def title(self) -> str:
@@ -130,6 +128,14 @@ class Report:
             "problems": self.run.problems,
             "events": as_records(self.events),
         }
+
+
+def _expected(run: Run) -> NextOverflow | None:
+    """A prediction is the first that a damaged record may cost."""
+    try:
+        return next_overflow(run, run.events)
+    except Exception:
+        return None
 
 
 def scalar_source(meta: Mapping[str, Any]) -> str:

@@ -310,3 +310,16 @@ def test_a_run_has_its_findings_gravest_first(tmp_path: Path):
     severities = [finding.severity for finding in run.findings]
     assert severities == sorted(severities, key=["error", "warning", "info"].index)
     assert run.findings == run.findings
+
+
+def test_columns_that_no_rule_can_digest_cost_what_is_made_of_them():
+    loop = Loop()
+    loop.steps(100)
+    loop.step(overflow=True)
+    run = loop.run()
+    run.steps["loss"] = np.array(["a text"] * 101, object)
+    events = explain_run(run)
+    assert "skip" in {event.kind for event in events}
+    (left_out,) = [event for event in events if event.kind == "left_out"]
+    assert "spikes" in left_out.message and left_out.severity == "warning"
+    assert {"left_out", "skip_rate"} <= set(rules(run))

@@ -6,8 +6,9 @@ its `steps`, `raw_events` and `meta`); `LiveExplainer` applies the same rules wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tbnum.explain.ahead import Later, look_ahead
 from tbnum.explain.causes import CAUSES, explained_collapse, explained_skip
@@ -21,7 +22,7 @@ from tbnum.explain.kinds import explained_event, unexplained_event
 from tbnum.explain.led_here import LedHere, Quantity, what_led_here
 from tbnum.explain.live import LiveSpikes
 from tbnum.explain.nonfinite import spoiled_updates, update_event
-from tbnum.explain.parameters import ParameterNorms
+from tbnum.explain.parameters import ParameterNorms, SpoiledUpdate
 from tbnum.explain.past import LivePast, RecordedPast
 from tbnum.explain.predict import NextOverflow, next_overflow
 from tbnum.explain.ranks import events_of_all_ranks
@@ -47,27 +48,39 @@ __all__ = [
 ]
 
 
+_T = TypeVar("_T")
+
+
 def explain_run(run: Record) -> list[Event]:
     """The events of a run with severity, cause, message and remedy, in order of step.
 
     Beyond `run.raw_events` there are those that the columns tell of: a `scale_collapse` where skips in a row amount to
     one, a `nonfinite_update`, and a skip for each skipped step whose event record was lost. Skips and non-finite steps
     carry what speaks for their cause in `data["evidence"]`, from `run.tensors` too where there are any (see
-    `evidence.with_evidence`). An event that cannot be explained says so; it does not cost the others.
+    `evidence.with_evidence`). An event that cannot be explained says so, and what cannot be worked out at all is named
+    by an event `left_out`; neither costs the others.
     O(events), a few passes over the columns, and about 0.2 ms for each of at most 1,000 tables that are read.
     """
-    known = [Known.of(event) for event in events_of_all_ranks(complete_events(run), getattr(run, "ranks", None))]
+    attempt = _Attempts(run)
+    events = attempt("skips whose event was lost", lambda: complete_events(run), list(run.raw_events))
+    ranks = getattr(run, "ranks", None)
+    events = attempt("what other ranks add", lambda: events_of_all_ranks(events, ranks), events)
+    known = [Known.of(event) for event in events]
     steps = run.steps.get("step")
     recorded = int(steps[-1]) if steps is not None and len(steps) else -1
     last_step = max(recorded, known[-1].step if known else -1)
-    look, norms = CloseLook(run), ParameterNorms(run)
-    updates = spoiled_updates(run, norms, known)
+    look = CloseLook(run)
+    norms = attempt("norms of the parameters", lambda: ParameterNorms(run), None)
+    updates: list[SpoiledUpdate] = []
+    if norms is not None:
+        updates = attempt("updates", lambda: spoiled_updates(run, norms, known), updates)
     rules = Rules(RecordedPast(run.steps, look, norms), run.meta, first_step(run), updates)
     explained: list[Event] = []
     for event, later in zip(known, look_ahead(known, last_step, Numbering.of(run.meta)), strict=True):
         explained += _explain(with_hindsight(event, last_step), rules, later, look)
     derived = [update_event(run, update) for update in sorted({*updates, *rules.parameters.found})]
-    derived += spike_events(run)
+    derived += attempt("spikes", lambda: spike_events(run), [])
+    derived += attempt.left_out
     explained += [explained_event(Known.of(event), None) for event in derived]
     return sorted(explained, key=lambda event: event.step) if derived else explained
 
@@ -127,6 +140,23 @@ class LiveExplainer:
     def drained(self) -> list[Event]:
         """Spikes that began since the last call, explained. For every 64 steps or so; 0.2 ms."""
         return [explained_event(Known.of(event), None) for event in self._spikes.new()]
+
+
+class _Attempts:
+    """Works things out of a record that may be damaged: what fails costs itself, and is named."""
+
+    def __init__(self, run: Record) -> None:
+        steps = run.steps.get("step")
+        self._step = int(steps[-1]) if steps is not None and len(steps) else 0
+        self.left_out: list[Event] = []
+
+    def __call__(self, what: str, work: Callable[[], _T], instead: _T) -> _T:
+        try:
+            return work()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            self.left_out.append(Event(self._step, math.nan, "left_out", data={"what": what, "reason": reason}))
+            return instead
 
 
 def _explain(event: Known, rules: Rules, later: Later | None, look: CloseLook | None) -> list[Event]:

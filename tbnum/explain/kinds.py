@@ -488,6 +488,15 @@ KINDS: dict[str, Kind] = {
         lambda seen: _spike(seen, "gradient norm"),
         "Nothing to do where the gradients are clipped and the loss is as usual.",
     ),
+    "left_out": Kind(
+        "warning",
+        lambda seen: (
+            f"Of this record {seen.event.data.get('what', 'a part')} could not be worked out "
+            f"({seen.event.data.get('reason', 'unknown')})."
+        ),
+        "The record is damaged or incomplete there; all else stands.",
+        title="A part of the record could not be worked out",
+    ),
     "annotation": Kind("info", lambda seen: str(seen.event.data.get("text", "")), ""),
     "crash": Kind(
         "error",

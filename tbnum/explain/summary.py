@@ -97,7 +97,7 @@ def _skipped(record: Record, events: Sequence[Event]) -> dict[str, Any]:
             at["skips"] += skips_of(event)
             at["last_step"] = event.step
     order = list(CAUSES)
-    causes = dict(sorted(causes.items(), key=lambda item: order.index(item[0])))
+    causes = dict(sorted(causes.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     rate = None if steps is None else steps / total if total else 0.0
     return {"steps": steps, "rate": rate, "inferred": is_scalar_log(record), "causes": causes}
 

@@ -379,6 +379,7 @@ EVENT_KINDS: dict[str, str] = {
     "step_without_backward": "the optimizer stepped again on the gradients of its last step",
     "loss_spike": "the loss left what was usual",
     "grad_norm_spike": "the gradient norm left what was usual",
+    "left_out": "a part of a damaged or partial record could not be worked out when it was read",
     "annotation": "a note of the user's",
     "crash": "the training loop ended with an exception",
 }
