@@ -220,7 +220,7 @@ def scale_set_by_hand(logdir: Path) -> list[Skip]:
 
 @case
 def scaler_state_not_loaded(logdir: Path) -> list[Skip]:
-    """The run goes on from a checkpoint that holds the monitor's state, with a scaler that starts anew."""
+    """The run goes on from a checkpoint that holds the monitor's state, with a scaler that starts again."""
     with Loop(logdir, Known(), init_scale=2.0**18) as before:
         for _ in range(40):
             before.step(_known(before.model, 0.6, 0.1, 0.1))
@@ -235,7 +235,7 @@ def scaler_state_not_loaded(logdir: Path) -> list[Skip]:
 
 @case
 def record_that_begins_in_the_middle(logdir: Path) -> list[Skip]:
-    """What the scaler did before step 500 is in another place: nothing tells whether the scale had held."""
+    """What the scaler did before step 500 is in another place: nothing says whether the scale had held."""
     with Loop(logdir, Known(), init_scale=2.0**16) as loop:
         loop.monitor.load_state_dict({**loop.monitor.state_dict(), "step": 500})
         loop.step(_known(loop.model, 1.4, 0.1, 0.1), planted="unknown")
@@ -478,7 +478,7 @@ def without_a_scaler_a_bad_batch_is_no_skip(logdir: Path) -> list[Skip]:
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
-def told(logdir: Path) -> list[Skip]:
+def reported(logdir: Path) -> list[Skip]:
     """What tbnum says of the run in a folder."""
     (run,) = tbnum.read(logdir).values()
     return [(event.step, event.optimizer, event.cause or "") for event in run.events if event.kind == "skip"]
@@ -490,10 +490,10 @@ def train(name: str, logdir: Path) -> list[Skip]:
 
 
 def confusion(pairs: Iterator[tuple[str, str]]) -> str:
-    """A table: what it was down the side, what was told along the top."""
+    """A table: what it was down the side, what was reported along the top."""
     count = Counter(pairs)
     names = [*CAUSES, *sorted({name for pair in count for name in pair} - set(CAUSES))]
-    head = f"{'was, told as':<22}" + "".join(f"{name:>22}" for name in names)
+    head = f"{'was, reported as':<22}" + "".join(f"{name:>22}" for name in names)
     lines = [f"{was:<22}" + "".join(f"{count[was, each] or '.':>22}" for each in names) for was in names]
     return "\n".join([head, *lines])
 
@@ -509,7 +509,7 @@ def main() -> int:
     for name in CASES:
         with tempfile.TemporaryDirectory() as folder:
             truth = train(name, Path(folder))
-            own = list(_pairs(truth, told(Path(folder))))
+            own = list(_pairs(truth, reported(Path(folder))))
         wrong = sum(was != is_ for was, is_ in own)
         print(f"{'ok   ' if not wrong else 'WRONG'}  {name:<62} {len(own):>4} skips")
         pairs += own

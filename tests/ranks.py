@@ -406,8 +406,8 @@ def own_folders(folder: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(DistributedDataParallel(Net()), folder / f"mine{dist.get_rank()}")
-    told = [str(each.message) for each in caught if "logdir" in str(each.message)]
-    (folder / f"warnings{dist.get_rank()}.json").write_text(json.dumps(told))
+    reported = [str(each.message) for each in caught if "logdir" in str(each.message)]
+    (folder / f"warnings{dist.get_rank()}.json").write_text(json.dumps(reported))
 
 
 def killed(folder: Path) -> None:

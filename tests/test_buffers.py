@@ -1,4 +1,4 @@
-"""Buffers that become non-finite are told, once, and those that were meant to be so are not."""
+"""Buffers that become non-finite are reported, once, and those that were meant to be so are not."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ class Model(nn.Module):
 
 
 def watched(model: nn.Module, interval: int = 5) -> tuple[BufferWatch, list[dict[str, Any]], list[int]]:
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     skips = [0]
-    return BufferWatch({"": model}, interval, lambda: skips[0], told.append), told, skips
+    return BufferWatch({"": model}, interval, lambda: skips[0], reported.append), reported, skips
 
 
 def test_running_statistics_that_become_nan_are_told_once_at_the_next_interval():
     model = Model()
-    watch, told, _ = watched(model)
+    watch, reported, _ = watched(model)
     for step in range(1, 30):
         if step == 12:
             model.norm(torch.full((2, 4), float("nan")))
         watch.step_begins(step)
-    assert told == [{"buffers": 2, "names": ["norm.running_mean", "norm.running_var"]}]
+    assert reported == [{"buffers": 2, "names": ["norm.running_mean", "norm.running_var"]}]
 
 
 def test_beside_a_skip_they_are_looked_at_at_once():
     model = Model()
-    watch, told, skips = watched(model, interval=1000)
+    watch, reported, skips = watched(model, interval=1000)
     watch.step_begins(1)
     model.norm(torch.full((2, 4), float("inf")))
     skips[0] = 1
     watch.step_begins(2)
     watch.step_begins(3)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_the_end_is_looked_at():
     model = Model()
-    watch, told, _ = watched(model, interval=1000)
+    watch, reported, _ = watched(model, interval=1000)
     model.norm.running_mean[0] = float("nan")
     watch.finish()
-    assert told == [{"buffers": 1, "names": ["norm.running_mean"]}]
+    assert reported == [{"buffers": 1, "names": ["norm.running_mean"]}]
 
 
 def test_a_mask_of_inf_and_whole_numbers_are_meant():
     model = Model()
-    watch, told, _ = watched(model)
+    watch, reported, _ = watched(model)
     for step in range(1, 20):
         watch.step_begins(step)
     watch.finish()
-    assert told == []
+    assert reported == []
 
 
 def test_a_look_changes_nothing_and_a_model_that_is_gone_is_none():
     model = Model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     versions = [buffer._version for buffer in model.buffers()]
-    watch, told, _ = watched(model)
+    watch, reported, _ = watched(model)
     watch.finish()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert versions == [buffer._version for buffer in model.buffers()]
     del model
     watch.finish()
-    assert told == []
+    assert reported == []

@@ -200,8 +200,8 @@ def test_a_scale_far_below_one_that_had_held_is_never_nothing_to_do():
         loop.step(overflow=True)
         loop.steps(40)
     run = loop.run()
-    told = skips(explain_run(run))
-    assert "far below 2^16" in told[-1].remedy and "Nothing to do" not in told[-1].remedy
+    reported = skips(explain_run(run))
+    assert "far below 2^16" in reported[-1].remedy and "Nothing to do" not in reported[-1].remedy
     assert rules(run)["scale_falls"].severity == "warning"
 
 
@@ -211,9 +211,9 @@ def test_a_loss_that_is_finite_once_the_scale_has_come_down_followed_the_scale()
     loop.steps(3, overflow=True, loss=NAN)
     loop.steps(2, overflow=True)
     loop.steps(40)
-    told = skips(explain_run(loop.run()))
-    assert [skip.cause for skip in told] == ["scale_warmup"] * 5
-    assert "autograd.grad" in told[0].message
+    reported = skips(explain_run(loop.run()))
+    assert [skip.cause for skip in reported] == ["scale_warmup"] * 5
+    assert "autograd.grad" in reported[0].message
 
 
 # -- other loops -------------------------------------------------------------------------------------------------------
@@ -233,8 +233,8 @@ def test_a_threshold_that_is_not_above_0_is_an_error(threshold: float, text: str
 def test_a_norm_that_overflowed_says_what_clipping_did_only_where_there_was_a_clip():
     for clipped in (True, False):
         event = Event(3, 0.0, "norm_overflow", data={"grad_norm": INF, **({"clipped": True} if clipped else {})})
-        (told,) = explain_run(FakeRun({}, [event]))
-        assert ("clipping" in told.message) == clipped
+        (reported,) = explain_run(FakeRun({}, [event]))
+        assert ("clipping" in reported.message) == clipped
 
 
 def test_a_repeat_of_a_diverged_run_may_fail_alike_until_it_is_past_that_place():
@@ -268,9 +268,9 @@ def test_scalars_with_a_scale_that_never_moves_tell_of_no_dynamic_scaler():
     }
     data = {"inferred": True, "how": "grad_norm", "loss_scale": 1.0, "grad_norm": NAN, "loss": 2.0}
     events = [Event(step, 0.0, "skip", data=data) for step in range(1, 60, 2)]
-    told = explain_run(FakeRun(steps, events, {"source": "tensorboard", "system": "", "every": 1}))
-    assert {event.cause for event in skips(told)} == {"unknown"}
-    assert "did not come down" in skips(told)[0].message
+    reported = explain_run(FakeRun(steps, events, {"source": "tensorboard", "system": "", "every": 1}))
+    assert {event.cause for event in skips(reported)} == {"unknown"}
+    assert "did not come down" in skips(reported)[0].message
 
 
 # -- damaged records ---------------------------------------------------------------------------------------------------
@@ -282,9 +282,9 @@ def test_an_event_that_cannot_be_explained_costs_itself_alone():
     loop.event("resume", from_step="a text")
     loop.step(overflow=True, losses="a text", nonfinite_names=7, at_least="many", tensors=INF)
     run = loop.run()
-    told = {event.kind: event for event in explain_run(run)}
-    assert "could not be explained" in told["resume"].message
-    assert told["skip"].cause == "bad_batch"
+    reported = {event.kind: event for event in explain_run(run)}
+    assert "could not be explained" in reported["resume"].message
+    assert reported["skip"].cause == "bad_batch"
 
 
 def test_a_rule_that_cannot_digest_a_record_costs_its_findings_and_the_report_says_which(tmp_path: Path):

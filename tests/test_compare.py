@@ -42,10 +42,10 @@ def checked(
     columns = step_columns({"optimizer": 1}, hashed=hashed)
     log = LogWriter(folder, columns=columns, meta=META)
     for step in steps:
-        told = dict((values or {}).get(step, {}))
-        cells = dict(zip(columns, row(columns, step, **told), strict=True))
+        reported = dict((values or {}).get(step, {}))
+        cells = dict(zip(columns, row(columns, step, **reported), strict=True))
         if hashed:
-            cells["step_hash"] = told.get("step_hash", step_hash([cells["loss"]], [], BY_PASS))
+            cells["step_hash"] = reported.get("step_hash", step_hash([cells["loss"]], [], BY_PASS))
         log.append_step(tuple(cells.values()))
         if step % every == 0:
             sums = {"grad_norm": np.ones(len(NAMES))}
@@ -281,10 +281,10 @@ def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     record(tmp_path / "a", range(10))
     record(tmp_path / "b", range(10), {6: {"loss": math.nan}})
     code, out, _ = command(capsys, tmp_path / "a", tmp_path / "b", "--json")
-    told = json.loads(out)
-    assert code == 1 and told["first_step"] == 6 and told["same"] is False and told["seen_in"] == ["loss"]
-    assert {"same_bits_until", "stage", "tensors", "columns", "sentence", "next", "version"} <= told.keys()
-    assert [each["passes"] for each in told["columns"] if each["column"] == "loss"] == [
+    reported = json.loads(out)
+    assert code == 1 and reported["first_step"] == 6 and reported["same"] is False and reported["seen_in"] == ["loss"]
+    assert {"same_bits_until", "stage", "tensors", "columns", "sentence", "next", "version"} <= reported.keys()
+    assert [each["passes"] for each in reported["columns"] if each["column"] == "loss"] == [
         {"1e-06": 6, "0.001": 6, "0.1": 6}
     ]
 
@@ -294,7 +294,7 @@ def test_the_command_tells_noise_from_seeds(tmp_path: Path, capsys: pytest.Captu
         values = {step: {"loss": loss + step * 1e-4} for step in range(20)}
         record(tmp_path / f"{number}", range(20), values, seed=number)
     runs = [tmp_path / f"{number}" for number in range(5)]
-    assert "cannot be told" in command(capsys, runs[0], runs[4])[1]
+    assert "is unknown" in command(capsys, runs[0], runs[4])[1]
     assert "more than the noise of seeds" in command(capsys, runs[0], runs[4], "--noise", *runs[:4])[1]
     assert "within the noise of seeds" in command(capsys, runs[0], runs[1], "--noise", *runs[:4])[1]
 

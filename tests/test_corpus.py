@@ -1,4 +1,4 @@
-"""Every cause is told right for small runs that were really trained; see `tests.corpus`."""
+"""Every cause is reported right for small runs that were really trained; see `tests.corpus`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def skips(run: Any) -> list[Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_every_skip_has_the_cause_that_was_planted(name: str, tmp_path: Path) -> None:
     truth = corpus.train(name, tmp_path)
-    assert corpus.told(tmp_path) == truth
+    assert corpus.reported(tmp_path) == truth
 
 
 def test_the_corpus_holds_every_cause(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_skip_at_the_edge_of_the_scale_sends_nobody_to_the_data(
     (skip,) = skips(run_of(tmp_path))
     assert (skip.step, skip.cause) == (30, "bad_batch")
     assert skip.severity == ("info" if edge else "warning")
-    assert ("nothing tells of a spoiled batch" in skip.message) == edge
+    assert ("nothing points to a bad batch" in skip.message) == edge
     assert ("2 times their usual length, as good batches may." in skip.message) == edge
     remedy = "Nothing to do: the scale was at its edge" if edge else "Look at the batch of step 30"
     assert skip.remedy.startswith(remedy)
@@ -223,5 +223,5 @@ def test_a_live_run_is_told_what_is_ahead(tmp_path: Path, capsys: pytest.Capture
         tbnum.cli.main(["report", str(tmp_path)])
         assert "ahead" in (out := capsys.readouterr().out) and "Expect a skip at step 50" in out
         tbnum.cli.main(["report", str(tmp_path), "--json"])
-        (told,) = json.loads(capsys.readouterr().out)["runs"]
-        assert told["next_overflow"]["step"] == 50
+        (reported,) = json.loads(capsys.readouterr().out)["runs"]
+        assert reported["next_overflow"]["step"] == 50

@@ -224,11 +224,11 @@ def test_after_steps_with_nonfinite_gradients_the_parameters_are_to_blame_until_
     found = [finding for finding in findings(run) if "reached the parameters" in finding.title]
     assert len(found) == 1 and "8 steps of this kind, the first at step 20" in found[0].evidence
     live = LiveExplainer(run.meta)
-    told = []
+    reported = []
     for row in loop.rows:
         live.step(NAMES, row)
-        told += [live.event(event).cause for event in loop.events if event.step == row[0]]
-    assert [cause for cause in told if cause] == [event.cause for event in events if event.cause]
+        reported += [live.event(event).cause for event in loop.events if event.step == row[0]]
+    assert [cause for cause in reported if cause] == [event.cause for event in events if event.cause]
 
 
 def test_the_recent_median_is_the_same_live_and_read():
@@ -241,8 +241,8 @@ def test_the_recent_median_is_the_same_live_and_read():
     for row in loop.rows:
         live.step(NAMES, row)
     (read,) = skips(explain_run(run))
-    told = live.event(loop.events[0])
-    assert told.data["evidence"]["recent_loss"] == read.data["evidence"]["recent_loss"]
+    reported = live.event(loop.events[0])
+    assert reported.data["evidence"]["recent_loss"] == read.data["evidence"]["recent_loss"]
 
 
 def test_every_error_among_the_events_is_a_finding_that_is_an_error():
@@ -408,7 +408,7 @@ def test_live_and_read_agree_on_everything_but_hindsight(name: str, rows_first: 
     loop = corpus()[name]
     run = loop.run()
     live = LiveExplainer(run.meta)
-    told: list[Event] = []
+    reported: list[Event] = []
     by_step: dict[int, list[Event]] = {}
     for event in loop.events:
         by_step.setdefault(event.step, []).append(event)
@@ -416,14 +416,14 @@ def test_live_and_read_agree_on_everything_but_hindsight(name: str, rows_first: 
         if rows_first:
             live.step(NAMES, row)
         for event in by_step.get(row[0], []):
-            told += [live.event(event), *live.derived()]
+            reported += [live.event(event), *live.derived()]
         if not rows_first:
             live.step(NAMES, row)
     read = explain_run(run)
     assert len(read) > 40
     opinion: Callable[[Event], tuple] = lambda event: (event.step, event.kind, event.severity, event.cause)  # noqa: E731
-    assert [opinion(event) for event in told] == [opinion(event) for event in read if event.kind not in SPIKES]
-    assert all(event.message and event.data is not None for event in told)
+    assert [opinion(event) for event in reported] == [opinion(event) for event in read if event.kind not in SPIKES]
+    assert all(event.message and event.data is not None for event in reported)
 
 
 def test_live_a_resumed_run_does_not_pretend_to_know_what_came_before():

@@ -38,11 +38,11 @@ class Loop:
 
 @contextlib.contextmanager
 def warnings_of_tbnum() -> Iterator[list[str]]:
-    told: list[str] = []
+    reported: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield told
-    told += [str(each.message) for each in caught if "tbnum" in str(each.message)]
+        yield reported
+    reported += [str(each.message) for each in caught if "tbnum" in str(each.message)]
 
 
 def undisturbed(tmp_path: Path, steps: int) -> bytes:
@@ -59,14 +59,14 @@ def run_of(logdir: Path) -> Any:
 
 def test_a_run_folder_deleted_in_mid_run_costs_the_record_and_nothing_else(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "run")
-    with warnings_of_tbnum() as told:
+    with warnings_of_tbnum() as reported:
         loop.train(
             40, after_step=lambda step: shutil.rmtree(tmp_path / "run", ignore_errors=True) if step == 10 else None
         )
         loop.monitor.flush()
         loop.monitor.close()
     assert loop.weights() == undisturbed(tmp_path, 40)
-    assert len(told) <= 1
+    assert len(reported) <= 1
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit on the size of files")
@@ -78,14 +78,14 @@ from tests.test_faults import Loop, warnings_of_tbnum
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 loop = Loop(Path({str(tmp_path / "run")!r}), scalar_interval=1000)
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
-with warnings_of_tbnum() as told:
+with warnings_of_tbnum() as reported:
     for _ in range(10):
         loop.train(100)
         loop.monitor.flush()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     loop.train(100)
     loop.monitor.close()
-assert len(told) == 1, told
+assert len(reported) == 1, reported
 print(loop.weights().hex()[:64])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
@@ -128,14 +128,14 @@ sys.stdin.readline()
     ) as other:
         assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline() == "begun\n"
-        with warnings_of_tbnum() as told:
+        with warnings_of_tbnum() as reported:
             Loop(tmp_path / "run").monitor.close()
-        assert len(told) == 1 and f"process {other.pid}" in told[0] and "its own folder" in told[0]
+        assert len(reported) == 1 and f"process {other.pid}" in reported[0] and "its own folder" in reported[0]
         print(file=other.stdin, flush=True)
         assert other.stdout.readline() == "closed\n"
-        with warnings_of_tbnum() as told:
+        with warnings_of_tbnum() as reported:
             Loop(tmp_path / "run").monitor.close()
-        assert told == []
+        assert reported == []
         print(file=other.stdin, flush=True)
 
 
@@ -145,11 +145,11 @@ def test_data_loader_workers_neither_record_nor_hang(how: str, tmp_path: Path) -
     data = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.randn(40, 8)), batch_size=4, num_workers=2, multiprocessing_context=how
     )
-    with warnings_of_tbnum() as told:
+    with warnings_of_tbnum() as reported:
         for (x,) in data:
             train(loop.model, loop.optimizer, loop.scaler, [x])
         loop.monitor.close()
-    assert told == []
+    assert reported == []
     assert run_of(tmp_path / "run").steps["step"].tolist() == list(range(10))
 
 
@@ -227,15 +227,15 @@ for folder in sys.stdin:
             print(folder, file=process.stdin, flush=True)
             what, pid = process.stdout.readline().split()
             assert what == "pid"
-            told: list[tuple[str, int]] = []
+            reported: list[tuple[str, int]] = []
             alive = True
             while (line := process.stdout.readline()) != "ended\n":
                 _, kind, step = line.split()
-                told.append((kind, int(step)))
-                if alive and len(told) > at * 5 % 12:
+                reported.append((kind, int(step)))
+                if alive and len(reported) > at * 5 % 12:
                     os.kill(int(pid), signal.SIGKILL)
                     alive = False
             run = run_of(folder)
-            assert set(told) <= {(event.kind, event.step) for event in run.events}
+            assert set(reported) <= {(event.kind, event.step) for event in run.events}
             assert run.steps["step"].tolist() == list(range(len(run.steps["step"]))) and not run.problems
         process.stdin.close()

@@ -122,19 +122,19 @@ def test_only_what_is_new_is_fetched(tmp_path, memory, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reported"),
     [
         ("memory://nowhere", "there is no folder 'memory://nowhere' to read runs from"),
         ("nothing-such://bucket/runs", "fsspec has no file system for such URLs"),
         ("reference://runs", "cannot read 'reference://runs' (TypeError: "),
     ],
 )
-def test_a_url_without_runs_is_told_with_the_way_out(memory, capsys, url, told):
-    with pytest.raises(OSError, match=re.escape(told)):
+def test_a_url_without_runs_is_told_with_the_way_out(memory, capsys, url, reported):
+    with pytest.raises(OSError, match=re.escape(reported)):
         tbnum.read(url)
     assert cli.main(["report", url]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert reported in error and error.count("\n") == 1
 
 
 def test_a_file_is_no_folder_of_runs(recorded):

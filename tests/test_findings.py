@@ -67,27 +67,27 @@ def columns(count: int = 600, **given: Any) -> dict[str, np.ndarray]:
     return steps | given
 
 
-def told(steps: dict[str, np.ndarray], events: Sequence[Event] = (), **meta: Any) -> dict[str, Finding]:
+def reported(steps: dict[str, np.ndarray], events: Sequence[Event] = (), **meta: Any) -> dict[str, Finding]:
     run = FakeRun(steps, list(events), {"first_step": 0, **meta})
     return by_rule(findings(run))
 
 
 def test_a_noisy_falling_loss_is_healthy():
-    assert told(columns()) == {}
-    assert told(columns(count=20)) == {}
+    assert reported(columns()) == {}
+    assert reported(columns(count=20)) == {}
 
 
 @pytest.mark.parametrize("noise", ["normal", "laplace"])
 def test_noise_alone_makes_no_spike(noise: str):
     random = np.random.default_rng(1)
     drawn = getattr(random, noise)(size=100_000)
-    assert "loss_spike" not in told(columns(100_000, loss=3 + 0.1 * drawn))
+    assert "loss_spike" not in reported(columns(100_000, loss=3 + 0.1 * drawn))
 
 
 def test_a_spike_that_comes_back_is_an_information():
     steps = columns()
     steps["loss"][400:403] = [9, 8, 5]
-    spike = told(steps)["loss_spike"]
+    spike = reported(steps)["loss_spike"]
     assert spike.severity == "info"
     assert "1 spike, the first at step 400; the worst at step 400: loss 9 against a usual 2" in spike.evidence
     assert "back after 3 steps" in spike.evidence and "Before it: nothing in the record" in spike.evidence
@@ -99,7 +99,7 @@ def test_spikes_are_told_with_what_came_before():
     steps["lr"][390:] *= 3
     steps["grad_norm"][395:400] = 40.0
     note = Event(398, 0.0, "annotation", data={"text": "new data"})
-    found = told(steps, [note])
+    found = reported(steps, [note])
     spike = found["loss_spike"]
     assert (spike.severity, spike.title) == ("warning", "The loss jumped and did not come back")
     for text in ("rose from 0.001 to 0.003", "times the usual at step 395", "'new data'"):
@@ -113,20 +113,20 @@ def test_spikes_are_told_with_what_came_before():
 def test_a_norm_that_explodes_without_harm_is_what_clipping_is_for():
     steps = columns()
     steps["grad_norm"][300] = 50.0
-    assert told(steps) == {}
+    assert reported(steps) == {}
 
 
 def test_a_spoiled_batch_that_was_skipped_is_no_spike():
     steps = columns()
     steps["loss"][400], steps["skipped"][400] = 11.0, True
-    assert "loss_spike" not in told(steps)
+    assert "loss_spike" not in reported(steps)
 
 
 def test_several_spikes_are_a_warning_and_missing_clipping_is_named():
     steps = columns(max_norm=np.full(600, NAN), clip_coef=np.full(600, NAN))
     for at in (200, 270, 420):
         steps["loss"][at : at + 4] = 9
-    found = told(steps)
+    found = reported(steps)
     assert found["loss_spike"].severity == "warning"
     assert "no gradient was clipped" in found["no_clipping"].evidence
 
@@ -134,11 +134,11 @@ def test_several_spikes_are_a_warning_and_missing_clipping_is_named():
 def test_a_schedule_that_moves_on_skipped_steps_is_counted():
     steps = columns(lr=1e-3 * (1 - np.arange(600) / 1000))
     steps["skipped"][10:50] = True
-    drift = told(steps)["schedule_drift"]
+    drift = reported(steps)["schedule_drift"]
     assert drift.severity == "warning" and "after 40 of 40 skipped steps" in drift.evidence
     held = columns(lr=np.repeat(1e-3 * (1 - np.arange(300) / 1000), 2))
     held["skipped"][10:50:2] = True  # the rate moves after the step that repeats it
-    assert "schedule_drift" not in told(held)
+    assert "schedule_drift" not in reported(held)
 
 
 def test_a_scheduler_stepped_on_skipped_steps_is_seen_in_a_real_loop_and_the_corrected_one_is_silent(tmp_path: Path):
@@ -156,14 +156,14 @@ def test_a_scheduler_stepped_on_skipped_steps_is_seen_in_a_real_loop_and_the_cor
 
 def test_dropped_records_and_wasted_time_are_told():
     steps = columns(skipped=np.arange(600) % 20 == 10)
-    found = told(steps, dropped={"disk full": 3, "queue full": 1})
+    found = reported(steps, dropped={"disk full": 3, "queue full": 1})
     assert "4 records could not be written: 3 for disk full, 1 for queue full" in found["records_dropped"].evidence
     assert "; 3 s of computing." in found["skip_rate"].evidence
 
 
 def test_bfloat16_with_a_scaler_is_seen_in_the_loss(tmp_path: Path):
     event = Event(3, 0.0, "loss_low_precision", data={"dtype": "bfloat16", "where": "train.py:3"})
-    found = told(columns(), [event])
+    found = reported(columns(), [event])
     assert "bfloat16" in found["scaler_without_float16"].remedy
 
 

@@ -14,7 +14,7 @@ import tbnum
 from tbnum.explain import findings
 from tbnum.log.schema import Event
 from tests.test_explain import FakeRun
-from tests.test_findings import columns, told
+from tests.test_findings import columns, reported
 
 COUNT = 4000
 STEP = np.arange(COUNT)
@@ -46,7 +46,7 @@ SHAPES: dict[str, np.ndarray] = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_loss_that_rises_and_stays_up_is_a_warning(shape: str):
-    found = told(columns(COUNT, loss=SHAPES[shape]))
+    found = reported(columns(COUNT, loss=SHAPES[shape]))
     assert found["loss_rose"].severity == "warning"
     assert len(found["loss_rose"].steps) == 2
 
@@ -63,13 +63,13 @@ HEALTHY: dict[str, np.ndarray] = {
 
 @pytest.mark.parametrize("shape", HEALTHY)
 def test_a_loss_that_does_not_stay_up_is_none(shape: str):
-    found = told(columns(COUNT, loss=HEALTHY[shape]))
+    found = reported(columns(COUNT, loss=HEALTHY[shape]))
     assert found.get("loss_rose") is None or found["loss_rose"].severity == "info"
 
 
 def test_a_rise_that_was_noted_by_the_user_is_an_information():
     note = Event(2500, 0.0, "annotation", data={"text": "harder data"})
-    found = told(columns(COUNT, loss=falling() * (1 + 0.5 * since(2500))), [note])
+    found = reported(columns(COUNT, loss=falling() * (1 + 0.5 * since(2500))), [note])
     assert found["loss_rose"].severity == "info"
 
 
@@ -77,12 +77,12 @@ def test_a_learning_rate_that_went_back_up_as_before_explains_a_loss_that_is_hig
     lr = 1e-3 * (0.505 + 0.495 * np.cos(math.pi * (STEP % 1500) / 1500))
     loss = 2 + 1500 * lr + 0.05 * np.random.default_rng(0).standard_normal(COUNT)
     short = {name: values[:3500] for name, values in columns(COUNT, loss=loss, lr=lr).items()}
-    assert "loss_rose" not in told(short)
+    assert "loss_rose" not in reported(short)
 
 
 def test_more_micro_batches_in_the_sum_are_no_rise():
     counts = np.where(STEP < 2500, 1.0, 4.0)
-    assert "loss_rose" not in told(columns(COUNT, loss=falling() * counts, micro_batches=counts))
+    assert "loss_rose" not in reported(columns(COUNT, loss=falling() * counts, micro_batches=counts))
 
 
 # -- norms and weights -------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def norms(seed: int = 0) -> np.ndarray:
 
 
 def test_gradients_of_another_size_for_good_are_seen_with_the_step():
-    found = told(columns(COUNT, grad_norm=norms() * np.where(STEP < 2345, 1.0, 8.0)))
+    found = reported(columns(COUNT, grad_norm=norms() * np.where(STEP < 2345, 1.0, 8.0)))
     assert found["norm_level"].severity == "warning"
     assert abs(found["norm_level"].steps[-1] - 2345) <= 3
 
@@ -108,20 +108,20 @@ def test_gradients_of_another_size_for_good_are_seen_with_the_step():
     ],
 )
 def test_norms_that_drift_or_come_back_are_no_new_level(factor: np.ndarray):
-    assert "norm_level" not in told(columns(COUNT, grad_norm=norms() * factor))
+    assert "norm_level" not in reported(columns(COUNT, grad_norm=norms() * factor))
 
 
 def test_norms_that_change_with_the_learning_rate_are_its_doing():
     lr = np.where(STEP < 2000, 1e-2, 1e-3)
-    assert "norm_level" not in told(columns(COUNT, grad_norm=norms() * np.where(STEP < 2000, 8.0, 1.0), lr=lr))
+    assert "norm_level" not in reported(columns(COUNT, grad_norm=norms() * np.where(STEP < 2000, 8.0, 1.0), lr=lr))
 
 
 def test_weights_that_vanish_are_told():
     every = np.where(STEP % 50 == 0, 10 * np.exp(-STEP / 500), NAN)
-    found = told(columns(COUNT, param_norm=every))
+    found = reported(columns(COUNT, param_norm=every))
     assert found["weights_vanish"].severity == "warning"
     steady = np.where(STEP % 50 == 0, 10 * np.exp(-STEP / 4000), NAN)
-    assert "weights_vanish" not in told(columns(COUNT, param_norm=steady))
+    assert "weights_vanish" not in reported(columns(COUNT, param_norm=steady))
 
 
 # -- learning rates ----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_weights_that_vanish_are_told():
     ],
 )
 def test_a_learning_rate_of_0_is_a_warning_where_it_lasts(lr: np.ndarray, there: bool):
-    assert ("lr_zero" in told(columns(COUNT, lr=lr))) == there
+    assert ("lr_zero" in reported(columns(COUNT, lr=lr))) == there
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_learning_rate_of_0_is_a_warning_where_it_lasts(lr: np.ndarray, there:
     ],
 )
 def test_schedules_have_no_outlier(lr: np.ndarray):
-    assert "lr_outlier" not in told(columns(COUNT, lr=lr))
+    assert "lr_outlier" not in reported(columns(COUNT, lr=lr))
 
 
 # -- tensors, of real runs ---------------------------------------------------------------------------------------------
@@ -252,15 +252,15 @@ def test_a_session_whose_model_was_loaded_and_whose_optimizer_was_not_goes_on_an
 def test_a_learning_rate_that_is_no_step_downhill_is_an_error(value: float, rule: str):
     lr = np.full(COUNT, 1e-3)
     lr[1234:1240] = value
-    found = told(columns(COUNT, lr=lr))
+    found = reported(columns(COUNT, lr=lr))
     assert found[rule].severity == "error" and found[rule].steps[0] == 1234
 
 
 def test_weights_that_grow_without_end_are_told():
     grows = np.where(STEP % 50 == 0, np.exp(STEP / 800), NAN)
-    assert told(columns(COUNT, param_norm=grows))["weights_grow"].severity == "warning"
+    assert reported(columns(COUNT, param_norm=grows))["weights_grow"].severity == "warning"
     settles = np.where(STEP % 50 == 0, 1 + 20 * (1 - np.exp(-STEP / 500)), NAN)
-    assert "weights_grow" not in told(columns(COUNT, param_norm=settles))
+    assert "weights_grow" not in reported(columns(COUNT, param_norm=settles))
 
 
 @pytest.mark.parametrize(("dtype", "there"), [(torch.bfloat16, True), (torch.float32, False)])
@@ -275,14 +275,14 @@ def test_updates_that_a_16_bit_parameter_rounds_away_are_told(dtype: torch.dtype
 
 def test_a_sum_of_losses_that_grows_with_its_terms_says_that_they_are_not_divided():
     counts = np.where(STEP < 2500, 1.0, 4.0)
-    assert told(columns(COUNT, loss=falling() * counts, micro_batches=counts))["losses_added_up"].steps == (2500,)
-    assert "losses_added_up" not in told(columns(COUNT, loss=falling(), micro_batches=counts))
+    assert reported(columns(COUNT, loss=falling() * counts, micro_batches=counts))["losses_added_up"].steps == (2500,)
+    assert "losses_added_up" not in reported(columns(COUNT, loss=falling(), micro_batches=counts))
 
 
 def test_a_learning_rate_of_nan_was_measured_where_the_optimizer_stepped():
     lr = np.full(COUNT, 1e-3)
     lr[1234] = NAN
-    assert told(columns(COUNT, lr=lr))["lr_nonfinite"].steps == (1234,)
+    assert reported(columns(COUNT, lr=lr))["lr_nonfinite"].steps == (1234,)
     absent = np.zeros(COUNT)
     absent[1234] = NAN  # it took no part in that step
-    assert "lr_nonfinite" not in told(columns(COUNT, lr=lr, nonfinite_tensors=absent))
+    assert "lr_nonfinite" not in reported(columns(COUNT, lr=lr, nonfinite_tensors=absent))

@@ -134,7 +134,7 @@ def test_a_step_that_is_not_measured_leaves_no_gradient_alive(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "reported"),
     [
         ("raise ValueError('mine')", "ValueError: mine"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
@@ -143,7 +143,7 @@ def test_a_step_that_is_not_measured_leaves_no_gradient_alive(tmp_path: Path) ->
 )
 @pytest.mark.parametrize("how", ["left open", "with"])
 def test_an_uncaught_exception_is_a_crash_and_what_was_in_memory_is_written(
-    how: str, end: str, told: str | None, tmp_path: Path
+    how: str, end: str, reported: str | None, tmp_path: Path
 ) -> None:
     opening = (
         "with tbnum.wrap(optimizer, scaler, model=model, logdir=logdir):"
@@ -161,8 +161,8 @@ scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
     {end}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert (done.returncode == 0) == (told is None) or done.returncode == -signal.SIGINT, done.stderr
+    assert (done.returncode == 0) == (reported is None) or done.returncode == -signal.SIGINT, done.stderr
     run = run_of(tmp_path)
     assert run.steps["step"].tolist() == list(range(20))
     assert run.tensors["grad_norm"].steps.tolist() == list(range(20))
-    assert [event.data["error"] for event in run.events] == ([told] if told else [])
+    assert [event.data["error"] for event in run.events] == ([reported] if reported else [])

@@ -53,10 +53,10 @@ def test_how_a_run_does_is_what_its_record_and_its_findings_say(panel: Panel, tm
 
 
 def test_what_led_to_a_step_is_what_the_package_answers(panel: Panel, tmp_path: Path) -> None:
-    told = panel.json("led", run="plain", step=61)
+    reported = panel.json("led", run="plain", step=61)
     expected = what_led_here(Run(tmp_path / "plain"), 61)
-    assert [one["name"] for one in told["quantities"]] == [one.name for one in expected.quantities]
-    assert told["first_step"] == expected.first_step and told["not_recorded"] == list(expected.not_recorded)
+    assert [one["name"] for one in reported["quantities"]] == [one.name for one in expected.quantities]
+    assert reported["first_step"] == expected.first_step and reported["not_recorded"] == list(expected.not_recorded)
     assert "no step before" in panel.refused(404, "led", run="plain", step=0)
     assert "step is missing" in panel.refused(400, "led", run="plain")
 

@@ -371,12 +371,12 @@ def test_events_that_the_asker_has_are_not_told_again(panel, tmp_path):
 
 
 def test_an_event_that_reads_otherwise_with_hindsight_is_told_again_with_all_after_it():
-    told = Told()
-    assert told.unchanged(None, "1", [b"a", b"b", b"c"]) == 0
-    assert told.unchanged("1", "2", [b"a", b"B", b"c", b"d"]) == 1
-    assert told.unchanged("1", "3", [b"a", b"b", b"c", b"d"]) == 3
-    assert told.unchanged("2", "4", [b"a"]) == 1
-    assert told.unchanged("of another process", "5", [b"a"]) == 0
+    reported = Told()
+    assert reported.unchanged(None, "1", [b"a", b"b", b"c"]) == 0
+    assert reported.unchanged("1", "2", [b"a", b"B", b"c", b"d"]) == 1
+    assert reported.unchanged("1", "3", [b"a", b"b", b"c", b"d"]) == 3
+    assert reported.unchanged("2", "4", [b"a"]) == 1
+    assert reported.unchanged("of another process", "5", [b"a"]) == 0
 
 
 def test_step_has_every_value_and_the_events_at_it(panel):
@@ -430,8 +430,8 @@ def test_findings_are_found_once_until_the_run_changes(panel, tmp_path, monkeypa
 
 def test_a_rule_of_the_findings_that_fails_is_told_as_one(panel, monkeypatch, caplog):
     monkeypatch.setattr(panel.plugin._runs._explainer, "find", lambda run, events: 1 / 0)
-    (told,) = panel.json("findings", run=RUN)["findings"]
-    assert told["rule"] == "findings_failed" and "ZeroDivisionError" in told["evidence"]
+    (reported,) = panel.json("findings", run=RUN)["findings"]
+    assert reported["rule"] == "findings_failed" and "ZeroDivisionError" in reported["evidence"]
     assert panel.json("events", run=RUN)["events"][0]["message"]
 
 

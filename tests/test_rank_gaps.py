@@ -17,8 +17,8 @@ from tests.recorded import META, START, append, skip
 
 
 def rank_log(folder: Path, rank: int, *, world_size: int = 2, tensors: str = "same", **meta: Any) -> LogWriter:
-    told = {"optimizers": {"optimizer": {"parameters": 1, "shapes": tensors}}, "parameters": {tensors: [4]}}
-    meta = {**META, "start_time": START, "world_size": world_size, "rank": rank, **told, **meta}
+    reported = {"optimizers": {"optimizer": {"parameters": 1, "shapes": tensors}}, "parameters": {tensors: [4]}}
+    meta = {**META, "start_time": START, "world_size": world_size, "rank": rank, **reported, **meta}
     return LogWriter(folder, columns=step_columns({"optimizer": 1}), rank=rank, meta=meta)
 
 

@@ -285,8 +285,12 @@ def test_ranks_that_write_to_folders_of_their_own_are_told_so(four: dict[str, Ru
     folder = four["ddp"].folder.parent / "own_folders"
     assert json.loads((folder / "warnings0.json").read_text()) == []
     for rank in (1, 2, 3):
-        (told,) = json.loads((folder / f"warnings{rank}.json").read_text())
-        assert f"rank {rank} of 4" in told and str(folder / f"mine{rank}") in told and str(folder / "mine0") in told
+        (reported,) = json.loads((folder / f"warnings{rank}.json").read_text())
+        assert (
+            f"rank {rank} of 4" in reported
+            and str(folder / f"mine{rank}") in reported
+            and str(folder / "mine0") in reported
+        )
     run = four["own_folders/mine2"]
     (missing,) = [finding for finding in findings(run) if finding.rule == "ranks_missing"]
     assert "ranks 0, 1 and 3" in missing.evidence
@@ -298,15 +302,21 @@ def test_ranks_that_write_to_folders_of_their_own_are_told_so(four: dict[str, Ru
 def layout(*owners: int, owned: str, elements: tuple[int, ...]) -> dict[str, Any]:
     parts = {"ranks": list(owners), "owned": owned}
     whole = [4] * len(owned)
-    told = {"names": 1, "gradients": parts, "parameters": parts, "elements": list(elements), "of_whole": whole}
-    return {"optimizer": {**told, "placements": []}}
+    reported = {"names": 1, "gradients": parts, "parameters": parts, "elements": list(elements), "of_whole": whole}
+    return {"optimizer": {**reported, "placements": []}}
 
 
 def rank_log(folder: Path, rank: int, *, world_size: int = 2, **meta: Any) -> LogWriter:
     columns = step_columns({"optimizer": 1}, {"optimizer"})
     halves = layout(*range(world_size), owned="1", elements=(4 // world_size,))
-    told = {"optimizers": {"optimizer": {"parameters": 1, "shapes": "x"}}, "parameters": {"w": [4]}, "layouts": halves}
-    return LogWriter(folder, columns=columns, rank=rank, meta={"world_size": world_size, "rank": rank, **told, **meta})
+    reported = {
+        "optimizers": {"optimizer": {"parameters": 1, "shapes": "x"}},
+        "parameters": {"w": [4]},
+        "layouts": halves,
+    }
+    return LogWriter(
+        folder, columns=columns, rank=rank, meta={"world_size": world_size, "rank": rank, **reported, **meta}
+    )
 
 
 def write(log: LogWriter, steps: range, value: Callable[[int], float], **values: Any) -> None:
@@ -369,8 +379,8 @@ def test_a_clip_by_the_whole_norm_follows_from_it(tmp_path: Path) -> None:
     logs = [rank_log(tmp_path, rank) for rank in (0, 1)]
     for log, share in zip(logs, (3.0, 4.0), strict=True):
         for step, skipped in ((0, False), (1, True)):
-            told = {"grad_norm": math.nan, "grad_norm_shard": share, "max_norm": 2.5, "skipped": skipped}
-            log.append_step(row(log.columns, step, **told))
+            reported = {"grad_norm": math.nan, "grad_norm_shard": share, "max_norm": 2.5, "skipped": skipped}
+            log.append_step(row(log.columns, step, **reported))
         log.close()
     steps = Run(tmp_path).steps
     np.testing.assert_allclose(steps["clip_coef"], [0.5, math.nan], rtol=1e-6)
@@ -404,10 +414,10 @@ def test_the_panel_is_told_the_spread_over_the_ranks_and_whose_batch_it_was(four
     np.testing.assert_allclose(arrays["loss/rank_min"], losses.min(0), rtol=1e-6)
     np.testing.assert_allclose(arrays["loss/rank_max"], losses.max(0), rtol=1e-6)
     assert arrays["loss/rank_max"][5] == math.inf
-    told = [
+    reported = [
         event["data"]["ranks"]["guilty"] for event in panel.json("events", run=".")["events"] if event["kind"] == "skip"
     ]
-    assert told == [[1], [2]]
+    assert reported == [[1], [2]]
 
 
 def test_a_run_of_one_process_has_no_spread(tmp_path: Path) -> None:
@@ -475,18 +485,20 @@ def test_ranks_in_words() -> None:
 # -- in words --------------------------------------------------------------------------------------------------------
 
 
-def told(numbers: list[int], losses: list[float], guilty: list[int], how: str) -> str:
+def reported(numbers: list[int], losses: list[float], guilty: list[int], how: str) -> str:
     data = {"numbers": numbers, "losses": losses, "guilty": guilty, "how": how}
     return guilty_words({"loss": losses[numbers.index(guilty[0])], "ranks": data})
 
 
 def test_whose_fault_it_was_says_no_more_than_is_known() -> None:
-    assert told([0, 1], [1.0, math.nan], [1], "loss") == "; on rank 1 alone, the loss of the other rank was finite"
-    assert told([0, 1, 2], [1.0, math.inf, 2.0], [1], "loss").endswith("the losses of the other 2 ranks were finite")
-    assert told([0, 1, 2], [1.0, math.inf, math.nan], [1], "loss") == "; on rank 1"  # what rank 2 had is unknown
-    assert told([0, 1], [math.inf, math.nan], [0, 1], "loss") == "; so it was on every rank"
-    assert told([0, 1, 2], [1.0, 9.0, 3.0], [1], "outlier") == "; it is the loss of rank 1, against 2 on the others"
-    assert told([0, 1, 2], [1.0, 1.0, 1.0], [2], "part") == "; what is not finite lies in the part of rank 2"
+    assert reported([0, 1], [1.0, math.nan], [1], "loss") == "; on rank 1 alone, the loss of the other rank was finite"
+    assert reported([0, 1, 2], [1.0, math.inf, 2.0], [1], "loss").endswith(
+        "the losses of the other 2 ranks were finite"
+    )
+    assert reported([0, 1, 2], [1.0, math.inf, math.nan], [1], "loss") == "; on rank 1"  # what rank 2 had is unknown
+    assert reported([0, 1], [math.inf, math.nan], [0, 1], "loss") == "; so it was on every rank"
+    assert reported([0, 1, 2], [1.0, 9.0, 3.0], [1], "outlier") == "; it is the loss of rank 1, against 2 on the others"
+    assert reported([0, 1, 2], [1.0, 1.0, 1.0], [2], "part") == "; what is not finite lies in the part of rank 2"
     assert guilty_words({"ranks": {"numbers": [0, 1], "losses": [1.0, 1.0], "guilty": [], "how": None}}) == ""
 
 
@@ -500,13 +512,13 @@ def test_ranks_that_do_not_fit_into_memory_tell_the_same(
     kept = Run(four[scenario].folder)
     expected = [kept.steps, explain_run(kept), findings(kept), kept.problems]
     monkeypatch.setattr(reader, "RANKS_BYTES", 0)
-    anew = Run(four[scenario].folder)
+    again = Run(four[scenario].folder)
     for name, values in expected[0].items():
-        np.testing.assert_array_equal(anew.steps[name], values, err_msg=name)
-    assert repr([anew.steps, explain_run(anew), findings(anew), anew.problems]) == repr(expected)
+        np.testing.assert_array_equal(again.steps[name], values, err_msg=name)
+    assert repr([again.steps, explain_run(again), findings(again), again.problems]) == repr(expected)
     for name in ("loss", "micro_batches"):
-        np.testing.assert_array_equal(anew.ranks.column(name)[1], kept.ranks.column(name)[1])
-        for ours, theirs in zip(anew.ranks.spread(name), kept.ranks.spread(name), strict=True):
+        np.testing.assert_array_equal(again.ranks.column(name)[1], kept.ranks.column(name)[1])
+        for ours, theirs in zip(again.ranks.spread(name), kept.ranks.spread(name), strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
 

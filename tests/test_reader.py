@@ -300,9 +300,9 @@ def test_a_skip_whose_row_never_reached_the_disk_is_a_step_as_far_as_it_tells(tm
         assert steps["step"].tolist() == [0, 1, 2, 7, 9]
         assert steps["skipped"].tolist()[3:] == [True, False]
         assert steps["wall_time"].tolist()[3:] == [50.0, 60.0]
-        told = {"loss": [math.nan, -5.0], "loss_scale": [256.0, math.nan], "grad_norm": [math.inf, math.nan]}
-        told |= {"nonfinite_tensors": [2, math.nan], "micro_batches": [4, math.nan], "lr": [math.nan] * 2}
-        for name, values in told.items():
+        reported = {"loss": [math.nan, -5.0], "loss_scale": [256.0, math.nan], "grad_norm": [math.inf, math.nan]}
+        reported |= {"nonfinite_tensors": [2, math.nan], "micro_batches": [4, math.nan], "lr": [math.nan] * 2}
+        for name, values in reported.items():
             np.testing.assert_array_equal(steps[name][3:], values, name)
         assert (each.totals.steps, each.totals.last_step) == (5, 9)
         assert each.totals.skipped_steps == steps["skipped"].sum()

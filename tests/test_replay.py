@@ -685,18 +685,18 @@ def test_on_a_gpu_the_module_is_named_and_everything_is_as_it_was(reentrant: boo
 
 def emulated(observer: Any) -> Callable[[], contextlib.AbstractContextManager[None]]:
     """What `StepObserver.muted` is to do, for as long as it does not."""
-    told = ["loss_scaled", "backward_ran", "unscaled", "unscale_refused", "scaler_step_begins", "scaler_step_ended"]
-    told += ["update_begins", "update_ended", "step_begins", "step_ended", "clip_begins", "clip_ended"]
-    told += ["backward_under_autocast", "closure_returned", "loss_logged"]
+    reported = ["loss_scaled", "backward_ran", "unscaled", "unscale_refused", "scaler_step_begins", "scaler_step_ended"]
+    reported += ["update_begins", "update_ended", "step_begins", "step_ended", "clip_begins", "clip_ended"]
+    reported += ["backward_under_autocast", "closure_returned", "loss_logged"]
 
     @contextlib.contextmanager
     def muted() -> Iterator[None]:
-        for name in told:
+        for name in reported:
             setattr(observer, name, lambda *arguments: None)
         try:
             yield
         finally:
-            for name in told:
+            for name in reported:
                 delattr(observer, name)
 
     return muted

@@ -50,8 +50,8 @@ def test_a_pipelines_loss_on_two_processes_is_in_the_run(two: dict[str, tbnum.Ru
 def replicas(folder: Path, apart: dict[int, int], ranks: int = 4) -> tbnum.Run:
     """Checksums every 10 of 40 steps. `apart`: by rank, the step from which its second tensor is another."""
     for rank in range(ranks):
-        told = {"optimizers": {"optimizer": {"parameters": 1, "shapes": "x"}}, "parameters": {"a": [1], "b": [1]}}
-        meta = {**META, "start_time": START, "world_size": ranks, "rank": rank, **told}
+        reported = {"optimizers": {"optimizer": {"parameters": 1, "shapes": "x"}}, "parameters": {"a": [1], "b": [1]}}
+        meta = {**META, "start_time": START, "world_size": ranks, "rank": rank, **reported}
         log = LogWriter(folder, columns=step_columns({"optimizer": 1}), rank=rank, meta=meta)
         append(log, range(40))
         for step in range(0, 40, 10):

@@ -159,7 +159,7 @@ def test_where_nothing_tells_the_step_it_says_so_and_goes_on_after_the_last(tmp_
     Session(tmp_path, saved, ("monitor",), "SGD").train(SAVED_AT, SAVED_AT + 5).close()
     run = run_of(tmp_path)
     (resume,) = [event for event in run.events if event.kind == "resume"]
-    assert resume.data["how"] == "unknown" and "nothing tells" in resume.message
+    assert resume.data["how"] == "unknown" and "nothing says" in resume.message
     assert run.steps["step"].tolist() == list(range(STEPS + 5))
 
 

@@ -1,4 +1,4 @@
-"""Two trainings that record into one folder at once are told as that, and a run that goes on never is."""
+"""Two trainings that record into one folder at once are reported as that, and a run that goes on never is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_of(folder: Path) -> Any:
     return run
 
 
-def told(folder: Path) -> list[Finding]:
+def reported(folder: Path) -> list[Finding]:
     return [finding for finding in findings(run_of(folder)) if finding.rule == "rival_sessions"]
 
 
@@ -45,7 +45,7 @@ def told(folder: Path) -> list[Finding]:
 )
 def test_two_trainings_at_once_are_named_with_the_way_out(tmp_path: Path, first: range, second: range) -> None:
     files = [session(tmp_path, first, 0), session(tmp_path, second, 60)]
-    (finding,) = told(tmp_path)
+    (finding,) = reported(tmp_path)
     assert finding.severity == "warning" and finding.steps == (second.start,)
     assert all(file.name in finding.evidence for file in files)
     assert f"From step {second.start} on, this run shows the second" in finding.evidence
@@ -61,7 +61,7 @@ def test_they_are_told_while_they_go_on(tmp_path: Path) -> None:
     for log in logs:
         append(log, range(10))
     run = run_of(tmp_path)
-    assert run.meta["rivals"] == []  # not for long enough to tell it from clocks
+    assert run.meta["rivals"] == []  # not for long enough to distinguish it from clocks
     for log in logs:
         append(log, range(10, 400))  # 40 s
     run.refresh()
@@ -74,10 +74,10 @@ def test_they_are_told_while_they_go_on(tmp_path: Path) -> None:
 def test_hosts_whose_clocks_may_differ_have_to_train_at_once_for_longer(tmp_path: Path) -> None:
     session(tmp_path / "short", range(300), 0, host="a")
     session(tmp_path / "short", range(300), 10, host="b")
-    assert told(tmp_path / "short") == []
+    assert reported(tmp_path / "short") == []
     session(tmp_path / "long", range(300), 0, seconds=10, host="a")
     session(tmp_path / "long", range(300), 10, seconds=10, host="b")
-    (finding,) = told(tmp_path / "long")
+    (finding,) = reported(tmp_path / "long")
     assert "or the clocks of these hosts are that far apart" in finding.evidence and "on a)" in finding.evidence
 
 
@@ -98,7 +98,7 @@ RESUMES: dict[str, Iterable[tuple[range, float, str]]] = {
 def test_a_run_that_goes_on_is_not_two_trainings(tmp_path: Path, how: str) -> None:
     for steps, begins, host in RESUMES[how]:
         session(tmp_path, steps, begins, host=host)
-    assert told(tmp_path) == [] and len(run_of(tmp_path).meta["sessions"]) == len(list(RESUMES[how]))
+    assert reported(tmp_path) == [] and len(run_of(tmp_path).meta["sessions"]) == len(list(RESUMES[how]))
 
 
 def test_the_report_and_the_check_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

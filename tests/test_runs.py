@@ -460,15 +460,15 @@ def test_five_hundred_runs_are_scanned_in_a_moment(tmp_path):
 def test_a_table_of_runs_tells_how_far_a_long_record_is_read(tmp_path, monkeypatch):
     record(tmp_path / "long", range(5000))
     shown = table(tmp_path)
-    told: list[int | None] = []
+    reported: list[int | None] = []
     take = SessionFile._take
 
     def note(file, *arguments):
         take(file, *arguments)
-        told.append(shown.listing().rows[0].steps_read)
+        reported.append(shown.listing().rows[0].steps_read)
 
     monkeypatch.setattr(SessionFile, "_take", note)
     assert shown.listing().rows[0].steps_read is None, "nobody asked for it"
     shown.snapshot("long")
-    assert told[0] == 0 < told[-1] <= 5000 and told == sorted(told)
+    assert reported[0] == 0 < reported[-1] <= 5000 and reported == sorted(reported)
     assert shown.listing().rows[0].steps_read is None, "it is read"

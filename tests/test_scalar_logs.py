@@ -248,7 +248,7 @@ def test_transformers_has_no_scale_and_a_skip_shows_in_the_gradient_norm(tmp_pat
         (40, "skip", "unknown"),
         (77, "skip", "unknown"),
     ]
-    assert "no loss scale is logged to tell why" in run.events[0].message
+    assert "no loss scale is logged to say why" in run.events[0].message
     assert "skipped" not in run.steps and run.totals.skipped_steps is None  # how many in all, nobody knows
     known = run.steps["grad_norm_logged"]
     assert known.all() and np.isnan(run.steps["grad_norm"]).sum() == 1
@@ -363,7 +363,7 @@ def test_a_system_is_recognised_by_what_only_it_writes(tmp_path, system, tags, o
         ("YOLOv5", "x/lr0", ["train/box_loss", "train/cls_loss", "train/obj_loss"]),
     ],
 )
-def test_a_loss_that_is_logged_in_parts_is_their_sum_where_all_are_there(tmp_path, told, system, lr, parts):
+def test_a_loss_that_is_logged_in_parts_is_their_sum_where_all_are_there(tmp_path, reported, system, lr, parts):
     rows = [(epoch, {lr: 0.01, "val/box_loss": 9.0} | {part: float(epoch) for part in parts}) for epoch in range(1, 9)]
     del rows[3][1][parts[1]]
     run = one(write(tmp_path, rows))
@@ -372,7 +372,7 @@ def test_a_loss_that_is_logged_in_parts_is_their_sum_where_all_are_there(tmp_pat
     expected = 3.0 * np.arange(1, 9)
     expected[3] = math.nan
     np.testing.assert_array_equal(run.steps["loss"], expected)
-    assert f"scalars of {system}, every epoch" in told("report", tmp_path)[1]
+    assert f"scalars of {system}, every epoch" in reported("report", tmp_path)[1]
     assert tbnum.read(tmp_path, tags={"loss": "val/box_loss"})["."].steps["loss"][0] == 9.0
 
 
@@ -384,13 +384,13 @@ def test_the_folder_of_keras_validation_is_no_training(tmp_path):
     assert list(tbnum.read(tmp_path)) == ["train"]
 
 
-def test_stable_baselines_counts_steps_of_the_environment(tmp_path, told):
+def test_stable_baselines_counts_steps_of_the_environment(tmp_path, reported):
     rows = [
         (2048 * rollout, {"train/loss": 1.0, "train/learning_rate": 3e-4, "time/fps": 900}) for rollout in (1, 2, 3)
     ]
     run = one(write(tmp_path, rows))
     assert run.meta["numbering"] == {"first": 2048, "unit": 2048} and run.meta["x"] == "environment steps"
-    assert "every rollout; x in environment steps, 2,048 a rollout" in told("report", tmp_path)[1]
+    assert "every rollout; x in environment steps, 2,048 a rollout" in reported("report", tmp_path)[1]
 
 
 # What a norm that is not finite means.
@@ -551,9 +551,9 @@ def test_a_real_trainings_skips_and_causes_are_those_that_tbnum_recorded(tmp_pat
     assert {cause for _, cause in recorded} >= {"scale_warmup", "growth_probe", "forward_nonfinite"}
     number = {"Megatron-LM": lambda step: step - 1, "DeepSpeed": lambda step: step // 16 - 1, "NeMo": lambda step: step}
     run = one(write(tmp_path / "scalars", rows))
-    told = [(number[convention](each.step), each.cause) for each in run.events if each.kind == "skip"]
+    reported = [(number[convention](each.step), each.cause) for each in run.events if each.kind == "skip"]
     unseen = 1 if convention == "DeepSpeed" else 0  # the scale before its first step is not logged
-    assert told == recorded[unseen:]
+    assert reported == recorded[unseen:]
 
 
 # What changes of the scale mean.
@@ -588,7 +588,7 @@ def test_no_more_skips_are_told_than_there_were_whatever_the_backoff(tmp_path, b
     for step in range(600):
         used, scale = scale, scale * (backoff if step in overflows else 2 if step % 97 == 96 else 1)
         if step % every == 0:
-            norm = {} if after else {"grad_norm": math.inf if step in overflows else 1.0}  # tells which it is
+            norm = {} if after else {"grad_norm": math.inf if step in overflows else 1.0}  # says which it is
             rows.append((step, {"loss": 1.0, "loss_scale": scale if after else used, **norm}))
     run = one(write(tmp_path, rows))
     run.refresh()
@@ -666,8 +666,10 @@ def test_no_sequence_of_scalars_is_too_strange():
                 meta = {"source": "tensorboard", "numbering": numbering._asdict()}
                 steps = {name: values for name, values in columns.items() if name != "skipped"}
                 steps |= {} if found.skipped is None else {"skipped": found.skipped}
-                told = explain_run(SimpleNamespace(steps=steps, raw_events=found.events, meta=meta))
-                assert all(event.message and event.data["inferred"] for event in told if event.kind != "scale_collapse")
+                reported = explain_run(SimpleNamespace(steps=steps, raw_events=found.events, meta=meta))
+                assert all(
+                    event.message and event.data["inferred"] for event in reported if event.kind != "scale_collapse"
+                )
 
 
 def test_a_scale_that_never_moves_says_that_no_step_was_skipped(tmp_path):
@@ -829,7 +831,7 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def told(capsys) -> Callable[..., tuple[int, str]]:
+def reported(capsys) -> Callable[..., tuple[int, str]]:
     def call(*arguments: object) -> tuple[int, str]:
         code = cli.main([str(each) for each in arguments])
         return code, " ".join(capsys.readouterr().out.split())
@@ -837,8 +839,8 @@ def told(capsys) -> Callable[..., tuple[int, str]]:
     return call
 
 
-def test_the_report_shows_three_inferred_skips_and_where_they_come_from(runs, told):
-    code, out = told("report", runs, "--run", "megatron")
+def test_the_report_shows_three_inferred_skips_and_where_they_come_from(runs, reported):
+    code, out = reported("report", runs, "--run", "megatron")
     assert code == 0
     assert "TensorBoard scalars of Megatron-LM, every step: loss from 'lm loss'" in out
     assert "at least 3 (1.0 %), inferred" in out
@@ -846,51 +848,51 @@ def test_the_report_shows_three_inferred_skips_and_where_they_come_from(runs, to
     assert "Inferred from the loss scale" in out
 
 
-def test_the_report_says_that_skips_are_unknown_where_no_scale_is_logged(runs, told):
-    _, out = told("report", runs, "--run", "scalars")
+def test_the_report_says_that_skips_are_unknown_where_no_scale_is_logged(runs, reported):
+    _, out = reported("report", runs, "--run", "scalars")
     assert "skipped unknown: no loss scaler shows in the log" in out
 
 
-def test_check_counts_inferred_skips_and_does_not_pass_what_it_cannot_tell(runs, told):
-    code, out = told("check", runs, "--run", "megatron", "--max-skip-rate", 0.02)
+def test_check_counts_inferred_skips_and_does_not_pass_what_it_cannot_tell(runs, reported):
+    code, out = reported("check", runs, "--run", "megatron", "--max-skip-rate", 0.02)
     assert code == 0 and "3 skipped, 1.0 %, inferred from TensorBoard scalars" in out
-    assert told("check", runs, "--run", "megatron", "--max-skip-rate", 0.005)[0] == 1
-    code, out = told("check", runs, "--run", "scalars", "--max-skip-rate", 0.5)
+    assert reported("check", runs, "--run", "megatron", "--max-skip-rate", 0.005)[0] == 1
+    code, out = reported("check", runs, "--run", "scalars", "--max-skip-rate", 0.5)
     assert code == 1 and "share of skipped steps is unknown" in out
 
 
-def test_json_and_exports_keep_what_is_unknown_apart(runs, tmp_path, told):
-    report = json.loads(told("report", runs, "--json")[1])
+def test_json_and_exports_keep_what_is_unknown_apart(runs, tmp_path, reported):
+    report = json.loads(reported("report", runs, "--json")[1])
     scalars = {run["run"]: run for run in report["runs"]}["scalars"]
     assert scalars["source"] == "tensorboard"
     assert scalars["skipped"]["steps"] is None and scalars["skipped"]["rate"] is None
     for form in ("csv", "json", "jsonl", "npz"):
-        assert told("export", runs, "--run", "megatron", "--format", form, "-o", tmp_path / form)[0] == 0
+        assert reported("export", runs, "--run", "megatron", "--format", form, "-o", tmp_path / form)[0] == 0
     lines = (tmp_path / "csv").read_text().splitlines()
     assert lines[50].split(",")[lines[0].split(",").index("grad_norm")] == ""  # step 50: no norm was logged
-    assert told("report", runs, "--html", tmp_path / "page.html")[0] == 0
+    assert reported("report", runs, "--html", tmp_path / "page.html")[0] == 0
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("wall_time", [math.nan, math.inf, -math.inf, 1e18, "backwards"])
-def test_a_time_that_is_none_is_no_time_and_costs_nothing_else(tmp_path, told, wall_time):
+def test_a_time_that_is_none_is_no_time_and_costs_nothing_else(tmp_path, reported, wall_time):
     with SummaryWriter(str(tmp_path / "run")) as log:
         for step in range(10):
             at = 1.7e9 - 60 * step if wall_time == "backwards" else wall_time
             log.add_scalar("loss_scale", 4.0 if step < 5 else 2.0, step, walltime=at)
-    assert told("report", tmp_path, "--html", tmp_path / "page.html")[0] == 0
-    code, out = told("report", tmp_path)
+    assert reported("report", tmp_path, "--html", tmp_path / "page.html")[0] == 0
+    code, out = reported("report", tmp_path)
     assert code == 0 and ("took ?" in out or "began ?" in out) and "skipped at least 1" in out
-    assert told("check", tmp_path)[0] == 0 and told("report", tmp_path, "--json")[0] == 0
+    assert reported("check", tmp_path)[0] == 0 and reported("report", tmp_path, "--json")[0] == 0
 
 
-def test_steps_as_far_apart_as_can_be_are_reported(tmp_path, told):
+def test_steps_as_far_apart_as_can_be_are_reported(tmp_path, reported):
     steps = (0, 1, 2**31, 2**40, 2**62, 2**63 - 1)
     write(tmp_path / "run", [(step, {"loss": 1.0, "loss_scale": 4.0}) for step in steps])
-    assert told("report", tmp_path, "--html", tmp_path / "page.html")[0] == 0
-    code, out = told("report", tmp_path)
+    assert reported("report", tmp_path, "--html", tmp_path / "page.html")[0] == 0
+    code, out = reported("report", tmp_path)
     assert code == 0 and "(0 to 9223372036854775807)" in out
-    assert told("check", tmp_path)[0] == 0
+    assert reported("check", tmp_path)[0] == 0
 
 
 # The panel.

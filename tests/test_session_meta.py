@@ -1,4 +1,4 @@
-"""What the recorder tells of a session comes back from the log key by key, however large the model is."""
+"""What the recorder reports a session comes back from the log key by key, however large the model is."""
 
 from __future__ import annotations
 

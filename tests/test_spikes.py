@@ -17,7 +17,7 @@ from tbnum.explain import SPIKES, LiveExplainer, explain_run, findings, what_led
 from tbnum.log.schema import Event
 from tests.recorded import record
 from tests.test_explain import FakeRun
-from tests.test_findings import columns, told
+from tests.test_findings import columns, reported
 
 NAN = math.nan
 
@@ -49,7 +49,7 @@ def test_a_loss_that_stays_up_is_a_warning_and_a_finding_as_grave():
     steps["loss"][400:] += 4
     (spike,) = spikes(steps)
     assert spike.severity == "warning" and spike.data["lasting"]
-    assert told(steps)["loss_spike"].severity == "warning"
+    assert reported(steps)["loss_spike"].severity == "warning"
 
 
 def test_the_worst_step_of_a_spike_is_its_peak():
@@ -89,15 +89,15 @@ def test_spikes_that_take_a_while_are_a_warning_by_their_rate_and_not_by_their_n
             steps["loss"][at : at + 6] = 9
         return steps
 
-    assert told(rough(600))["loss_spike"].severity == "warning"
-    assert told(rough(20_000))["loss_spike"].severity == "info"
+    assert reported(rough(600))["loss_spike"].severity == "warning"
+    assert reported(rough(20_000))["loss_spike"].severity == "info"
 
 
 def test_spikes_at_regular_distances_are_the_rhythm_of_the_data():
     steps = columns(3000)
     for at in range(500, 3000, 250):
         steps["loss"][at : at + 4] = 9
-    assert told(steps)["loss_spike"].severity == "info"
+    assert reported(steps)["loss_spike"].severity == "info"
 
 
 def test_scalar_logs_and_old_logs_have_them_as_nothing_of_them_is_stored(tmp_path: Path):
@@ -191,6 +191,6 @@ def test_a_learning_rate_that_was_out_of_line_for_a_step_is_what_is_told():
     steps = columns()
     steps["lr"][395] = 0.1
     steps["loss"][396:402] = 9
-    found = told(steps)
+    found = reported(steps)
     assert "rose from 0.001 to 0.1 at step 395" in found["loss_spike"].evidence
     assert found["lr_outlier"].severity == "warning" and found["lr_outlier"].steps == (395,)

@@ -144,8 +144,8 @@ def test_checksums_are_of_the_gradients_before_clipping_and_of_what_the_step_lef
     for what, shift in (("gradient", 0), ("parameter", 1)):
         steps, names, values = run.checksums[what]
         at = names.index("block.weight")
-        told = np.array(seen["gradient" if what == "gradient" else "before"], np.int64).view(np.uint64)[shift:]
-        assert values[: len(told), at].tolist() == told.tolist() and steps.tolist() == list(range(6))
+        reported = np.array(seen["gradient" if what == "gradient" else "before"], np.int64).view(np.uint64)[shift:]
+        assert values[: len(reported), at].tolist() == reported.tolist() and steps.tolist() == list(range(6))
 
 
 def test_checksums_can_be_switched_off(tmp_path: Path) -> None:

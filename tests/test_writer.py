@@ -893,13 +893,13 @@ def test_a_process_killed_at_a_random_moment_loses_no_event_and_only_the_last_st
         process = run_script(script, folder)
         assert process.stdout is not None
         for _ in range(chance.randrange(1, 400)):
-            told = int(process.stdout.readline())
+            reported = int(process.stdout.readline())
         process.kill()
         rest = process.communicate()[0].split("\n")[:-1]
-        told = int(rest[-1]) if rest else told
+        reported = int(rest[-1]) if rest else reported
         run = Run(folder)
         events = [event.step for event in run.raw_events]
-        assert events[-1] >= told and events == list(range(0, events[-1] + 1, 13))
+        assert events[-1] >= reported and events == list(range(0, events[-1] + 1, 13))
         steps = run.steps["step"]
         assert steps.tolist() == list(range(len(steps)))
         assert np.array_equal(run.steps["loss"], np.arange(len(steps)) / 7)

@@ -18,7 +18,7 @@ _NO_NUMBERS = ("step", "wall_time", "step_hash")
 class Aligned(NamedTuple):
     """N pairs of rows."""
 
-    step: np.ndarray  # (N,) by which they are told: the first run's
+    step: np.ndarray  # (N,) by which they are reported: the first run's
     rows: tuple[np.ndarray, np.ndarray]  # (N,) each, of the first run and of the second
     columns: tuple[str, ...]  # that both have, numbers all
 

@@ -68,7 +68,7 @@ class Difference:
     """The last checksummed step up to which parameters, optimizer and gradients are the same bits; None: unknown."""
     bits_apart_at: int | None  # the first checksummed step at which they are not
     stage: str | None
-    """Where within `first_step` it began: "forward", "backward", "optimizer"; None: the record cannot tell."""
+    """Where within `first_step` it began: "forward", "backward", "optimizer"; None: the record cannot say."""
     tensors: tuple[str, ...]  # in which it is seen first, the deepest last
     begun_in: str | None  # of the stage "backward": the deepest of them
     columns: tuple[Distance, ...]

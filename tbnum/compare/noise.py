@@ -16,7 +16,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one column: `beyond` the noise, within it, or None: nothing tells."""
+    """Of one column: `beyond` the noise, within it, or None: nothing says."""
 
     column: str
     difference: float  # of the means, the second minus the first

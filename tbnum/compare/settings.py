@@ -1,4 +1,4 @@
-"""Do two runs belong together: what differs in what they told of themselves."""
+"""Do two runs belong together: what differs in what they said about themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Setting", "settings_apart"]
 
 _COMPARED = ("seed", "config", "optimizers", "scaler", "parameters", "versions", "world_size")
 _NOT_SETTINGS = frozenset({"logdir", "writer"})
-_MOST = 50  # that are told
+_MOST = 50  # that are reported
 
 
 class Setting(NamedTuple):

@@ -92,7 +92,7 @@ def _distance_text(each: Distance) -> str:
 def _verdict_text(verdict: Verdict) -> str:
     of = f"{verdict.column}: {number_text(verdict.difference)} apart over the last tenth"
     if verdict.beyond is None:
-        return f"{of}; whether that is more than noise cannot be told without runs of other seeds (--noise)"
+        return f"{of}; whether that is more than noise is unknown without runs of other seeds (--noise)"
     assert verdict.noise is not None and verdict.probability is not None
     says = "more than" if verdict.beyond else "within"
     return (

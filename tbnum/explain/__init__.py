@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 def explain_run(run: Record) -> list[Event]:
     """The events of a run with severity, cause, message and remedy, in order of step.
 
-    Beyond `run.raw_events` there are those that the columns tell of: a `scale_collapse` where skips in a row amount to
+    Beyond `run.raw_events` there are those that the columns report: a `scale_collapse` where skips in a row amount to
     one, a `nonfinite_update`, and a skip for each skipped step whose event record was lost. Skips and non-finite steps
     carry what speaks for their cause in `data["evidence"]`, from `run.tensors` too where there are any (see
     `evidence.with_evidence`). An event that cannot be explained says so, and what cannot be worked out at all is named
@@ -177,7 +177,7 @@ def _told(event: Known, rules: Rules, later: Later | None, look: CloseLook | Non
         return [explained_event(event, later)]
     skip, collapse = rules.skip(event)
     skip = skip_in_hindsight(skip, event, later)
-    told = [with_evidence(explained_skip(event, skip, later), event.facts, skip, later, look)]
+    reported = [with_evidence(explained_skip(event, skip, later), event.facts, skip, later, look)]
     if collapse is not None:
-        told.append(explained_collapse(event.event, collapse, later))
-    return told
+        reported.append(explained_collapse(event.event, collapse, later))
+    return reported

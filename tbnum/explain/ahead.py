@@ -34,7 +34,7 @@ def look_ahead(events: Sequence[Known], last_step: int, numbering: Numbering = F
     later: list[Later | None] = [None] * len(events)
     higher: list[tuple[float, int]] = []  # (scale, step) of later changes, scales rising towards the front
     row_last, row_steps, row_low, row_losses, next_skip, also = -1, 0, math.nan, 0, None, 0
-    rows: dict[int, list[int]] = {}  # last step of a row of skips -> its events, to be told the row's length
+    rows: dict[int, list[int]] = {}  # last step of a row of skips -> its events, to be given the row's length
     scale_after: dict[int, float] = {}  # step -> scale after its update
     for at in range(len(events) - 1, -1, -1):
         event = events[at]

@@ -111,12 +111,12 @@ def _one_by_one(names: Sequence[str], bad: Sequence[bool]) -> Began:
 
 @lru_cache(maxsize=16)
 def forward_order(names: tuple[str, ...]) -> tuple[int, ...]:
-    """Places of `names` in forward order as far as they tell it.
+    """Places of `names` in forward order as far as they say it.
 
     An optimizer's order is the model's, unless its groups part the parameters (matrices with weight decay first, then
     vectors without): then a block comes back after others have begun, and is put together again.
     """
-    runs: list[list[str]] = [[]]  # blocks in order, anew where an earlier one comes back
+    runs: list[list[str]] = [[]]  # blocks in order, again where an earlier one comes back
     seen: set[str] = set()
     blocks = [_block(name) for name in names]
     for block in blocks:

@@ -145,8 +145,8 @@ def _which_micro_batch(facts: Facts) -> str:
     if not broken:
         return ""
     at = broken[0]
-    told = f"; the loss of micro-batch {at + 1} of {facts.micro_batches:.0f} was {number_text(losses[at])}"
-    return told + (f", and {len(broken) - 1} more were not finite" if len(broken) > 1 else "")
+    reported = f"; the loss of micro-batch {at + 1} of {facts.micro_batches:.0f} was {number_text(losses[at])}"
+    return reported + (f", and {len(broken) - 1} more were not finite" if len(broken) > 1 else "")
 
 
 def _held(skip: Skip) -> str:
@@ -209,7 +209,7 @@ def _bad_batch(case: Case) -> tuple[str, str]:
         remedy = "Nothing to do if it stays among the first steps: the scale is still finding its height. "
         return why, remedy + "A lower init_scale spares them."
     if _at_edge(case):
-        return f"{why}; nothing tells of a spoiled batch", EDGE_REMEDY
+        return f"{why}; nothing points to a bad batch", EDGE_REMEDY
     remedy = (
         f"Look at the batch of step {case.event.step} (labels, lengths, outliers); "
         "if such skips recur, clip the gradients harder or lower the learning rate."
@@ -320,7 +320,7 @@ def _unknown(case: Case) -> tuple[str, str]:
         return f"no gradient survives a scale of {case.scale}", EXTREME_REMEDY
     if facts.inferred:
         return _unknown_in_scalars(case)
-    why = f"{overflowed} at a scale of {case.scale}, and the record begins too late to tell why"
+    why = f"{overflowed} at a scale of {case.scale}, and the record begins too late to say why"
     return why, "Nothing to do if it stays alone; keep the log in the run's folder when it is resumed."
 
 
@@ -328,11 +328,11 @@ def _unknown_in_scalars(case: Case) -> tuple[str, str]:
     remedy = "Log the loss scale at every step, or use tbnum.wrap(), which records why."
     if math.isnan(case.facts.loss_scale):
         norm = number_text(case.facts.grad_norm)
-        return f"the gradient norm was {norm}, and finite values follow; no loss scale is logged to tell why", remedy
+        return f"the gradient norm was {norm}, and finite values follow; no loss scale is logged to say why", remedy
     if case.facts.how == "grad_norm":
         norm = number_text(case.facts.grad_norm)
         return f"the gradient norm was {norm}, and the scale of {case.scale} did not come down for it", remedy
-    return f"gradients overflowed at a scale of {case.scale}, and the log has too few steps to tell why", remedy
+    return f"gradients overflowed at a scale of {case.scale}, and the log has too few steps to say why", remedy
 
 
 EXTREME_REMEDY = (
@@ -358,7 +358,7 @@ CAUSE: dict[str, Cause] = {
     "nonfinite_parameters": Cause("error", "parameters not finite: no scale helps", _nonfinite_parameters),
     "backward_nonfinite": Cause("warning", "NaN arose inside backward: no scale helps", _backward_nonfinite),
     "dropped_by_loop": Cause("info", "the loop gave the attempt up by itself", _dropped_by_loop),
-    "unknown": Cause("warning", "the record cannot tell", _unknown),
+    "unknown": Cause("warning", "the record cannot say", _unknown),
 }
 """Every cause of a skip."""
 

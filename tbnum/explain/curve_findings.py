@@ -68,27 +68,29 @@ def _frequent(spikes: Sequence[SpikeFacts], steps: int) -> bool:
 def _what_preceded(view: RunView, spike: SpikeFacts) -> tuple[str, str]:
     """What the record has of the steps before a spike, and what to do about it."""
     step = spike.step
-    told: list[str] = []
+    reported: list[str] = []
     remedies: list[str] = []
     for quantity in what_led_here(view.record, step).quantities if step > int(view.number[0]) else ():
         words = _in_words(quantity)
         if words is not None:
-            told.append(words[0])
+            reported.append(words[0])
             remedies.append(words[1])
     near = [event for event in view.events if step - BEFORE <= event.step <= step]
     skips = [event for event in near if event.kind == "skip"]
     if skips:
         causes = ", ".join(sorted({event.cause or "unknown" for event in skips}))
-        told.append(f"{count_text(len(skips), 'skip')} ({causes})")
-    told += [words for kind, words in _EVENTS if any(event.kind == kind for event in near)]
+        reported.append(f"{count_text(len(skips), 'skip')} ({causes})")
+    reported += [words for kind, words in _EVENTS if any(event.kind == kind for event in near)]
     notes = [str(event.data.get("text", "")) for event in near if event.kind == "annotation"]
-    told += [f"a note, {text!r}" for text in notes[:1]]
-    if not told and spike.lasting:
+    reported += [f"a note, {text!r}" for text in notes[:1]]
+    if not reported and spike.lasting:
         remedy = f"If the data or the objective changed at step {step:,} on purpose, note it with monitor.annotate(). "
         return "nothing in the record", remedy + "Else look at the batches from there on (labels, lengths, outliers)."
-    if not told:
+    if not reported:
         return "nothing in the record", f"Look at the batch of step {step:,} (labels, lengths, outliers)."
-    return "; ".join(told), " ".join(dict.fromkeys(remedies)) or f"Look at the batch of step {step:,} in that light."
+    return "; ".join(reported), " ".join(
+        dict.fromkeys(remedies)
+    ) or f"Look at the batch of step {step:,} in that light."
 
 
 _EVENTS = (

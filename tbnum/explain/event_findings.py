@@ -82,9 +82,9 @@ def nonfinite_parameters(view: RunView) -> Iterator[Finding]:
 def nonfinite_loss(view: RunView) -> Iterator[Finding]:
     """But for losses over nothing, which have a rule of their own."""
     rows = np.setdiff1d(view.nonfinite_losses, _over_nothing(view))
-    told = [event.step for event in view.events if event.cause == "forward_nonfinite"]  # maybe on another rank
-    if told and len(view.number):
-        rows = np.union1d(rows, np.flatnonzero(np.isin(view.number, told)))
+    reported = [event.step for event in view.events if event.cause == "forward_nonfinite"]  # maybe on another rank
+    if reported and len(view.number):
+        rows = np.union1d(rows, np.flatnonzero(np.isin(view.number, reported)))
     if not len(rows):
         return
     steps, total = view.number, len(view.number)
@@ -187,7 +187,7 @@ _BFLOAT16_WITH_SCALER = (
 
 
 def counted(view: RunView) -> Iterator[Finding]:
-    """Events of a kind that has a title, told once with how often it happened. As grave as the gravest of them."""
+    """Events of a kind that has a title, reported once with how often it happened. As grave as the gravest of them."""
     for kind, row in KINDS.items():
         events = view.of(kind)
         if not events or not row.title:

@@ -76,7 +76,7 @@ class Facts:
 
     @property
     def slack(self) -> int:
-        """Steps that the event may have come before the one that tells of it, as not every step was logged."""
+        """Steps that the event may have come before the one that reports it, as not every step was logged."""
         return self.within - 1
 
     @property

@@ -21,7 +21,7 @@ OF_THE_RUN: tuple[int, ...] = ()
 class Finding:
     """A statement about a run. `rule` names it for programs and stays the same between versions.
 
-    `steps`: where to look for what it tells, in order, `STEPS_TOLD` at most. There is no default, so that no rule
+    `steps`: where to look for what it says, in order, `STEPS_TOLD` at most. There is no default, so that no rule
     forgets them: one about the run as a whole says so with `OF_THE_RUN`.
     """
 
@@ -38,5 +38,5 @@ class Finding:
 
 def steps_of(steps: Iterable[int] | np.ndarray) -> tuple[int, ...]:
     """Steps, in order, each once, the first `STEPS_TOLD`. For `Finding.steps`."""
-    told = np.unique(np.fromiter(steps, np.int64) if not isinstance(steps, np.ndarray) else steps)
-    return tuple(told[:STEPS_TOLD].tolist())
+    reported = np.unique(np.fromiter(steps, np.int64) if not isinstance(steps, np.ndarray) else steps)
+    return tuple(reported[:STEPS_TOLD].tolist())

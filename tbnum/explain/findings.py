@@ -84,9 +84,9 @@ def find(record: Record, events: Sequence[Event]) -> list[Finding]:
     found: list[Finding] = []
     failed: dict[str, Exception] = {}
     for name, rule in RULES:
-        told = {finding.rule for finding in found}
+        reported = {finding.rule for finding in found}
         try:
-            found += [finding for finding in list(rule(view)) if finding.rule not in told]
+            found += [finding for finding in list(rule(view)) if finding.rule not in reported]
         except Exception as error:  # a damaged or partial record
             failed[name] = error
     if failed:

@@ -21,7 +21,7 @@ def with_hindsight(event: Known, last_step: int) -> Known:
 
 
 def skip_in_hindsight(skip: Skip, event: Known, later: Later | None) -> Skip:
-    """The verdict on a skip, where the end of its row tells more than its beginning did."""
+    """The verdict on a skip, where the end of its row says more than its beginning did."""
     if later is None:
         return skip
     if (

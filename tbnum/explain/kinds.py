@@ -36,7 +36,7 @@ Words = str | Callable[[Occurrence], str]
 
 @dataclass(frozen=True)
 class Kind:
-    """How an event of a kind is told. `title`: of the finding that counts them; "" where another rule tells of them."""
+    """How an event of a kind is reported. `title`: of the finding that counts them; "" where another rule does."""
 
     severity: Words
     message: Words
@@ -148,7 +148,7 @@ def _resume(seen: Occurrence) -> str:
         "framework": ", as the framework counts its steps.",
         "counted": ", as the optimizer's own count of updates tells.",
         "weights": ", the first that is not in the log: its parameters have been trained, its optimizer is new.",
-        "unknown": ", the first that is not in the log: from which step its checkpoint was, nothing tells.",
+        "unknown": ", the first that is not in the log: the checkpoint's step is unknown.",
     }.get(seen.facts.how, ".")
 
 
@@ -390,7 +390,7 @@ KINDS: dict[str, Kind] = {
     "resume": Kind("info", _resume, _resume_remedy),
     "scaler_state_lost": Kind(
         "warning",
-        lambda seen: f"The GradScaler started anew although the run was continued: {change(seen.event)}.",
+        lambda seen: f"The GradScaler started again although the run was continued: {change(seen.event)}.",
         "Save scaler.state_dict() in the checkpoint, and load it before going on.",
         title="The scaler's state was not restored",
     ),

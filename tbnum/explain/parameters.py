@@ -1,7 +1,7 @@
 """When the parameters were measured to be finite, and when not.
 
 A NaN in the column `param_norm` is an unknown value or a measured one; the table of tensors that is written with the
-measurement tells which. In a healthy run every measurement is a finite number, and no table is opened.
+measurement says which. In a healthy run every measurement is a finite number, and no table is opened.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Past(Protocol):
     def parameters_nonfinite(self, since: int, step: int) -> bool | None:
         """Whether the parameters, non-finite since step `since`, were still so at the beginning of `step`, as measured.
 
-        None where nothing was measured that could tell.
+        None where nothing was measured that could say.
         """
         ...
 

@@ -16,7 +16,7 @@ __all__ = ["Bounds", "overflow", "underflow"]
 
 
 class Bounds(NamedTuple):
-    """Between what a share lies, 0 to 1; equal where the histogram tells it exactly. NaN for no elements."""
+    """Between what a share lies, 0 to 1; equal where the histogram says it exactly. NaN for no elements."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]

@@ -22,7 +22,7 @@ FLOAT16 = FORMATS["float16"]
 ROWS = 8
 """Of late, whose largest gradient counts. A probe has ten steps to overflow in: about as many batches."""
 
-SHARE = 0.25  # of the run, from its end, that "of late" is
+SHARE = 0.25  # of the run, from its end, that "recent" is
 
 FAR = 20
 """Growths ahead. Beyond, the gradients will have changed: 2**20 is more than a run's gradients vary by."""
@@ -35,7 +35,7 @@ class NextOverflow:
     step: int  # the first at the scale that will be too high; no skip in between supposed
     scale: float  # at that step
     growths: int  # until then
-    headroom: float  # doublings that the largest gradient of late has at the scale of now; NaN: unknown
+    headroom: float  # doublings that the largest recent gradient has at the scale of now; NaN: unknown
     probed: float  # the lowest scale that overflowed in the last probe or warm-up; NaN: none did
     message: str
 
@@ -43,7 +43,7 @@ class NextOverflow:
 def next_overflow(record: Record, events: Sequence[Event]) -> NextOverflow | None:
     """From the scaler's settings, scale and growth tracker at the end of the record, and `events` (explained).
 
-    What overflowed when the scale was tried the last time decides, else the headroom of the largest gradient of late.
+    What overflowed when the scale was tried the last time decides, else the headroom of the largest recent gradient.
     None where there is no scaler, where neither is known, or where it would take more than `FAR` growths.
     """
     scaler, steps = record.meta.get("scaler") or {}, record.steps
@@ -77,7 +77,7 @@ def next_overflow(record: Record, events: Sequence[Event]) -> NextOverflow | Non
         because = f"at {scale_text(probed)} gradients overflowed before"
     else:
         largest = FLOAT16.maximum / (2**headroom * scale)
-        because = f"the largest gradient of late, {number_text(largest)}, times that is beyond float16"
+        because = f"the largest recent gradient, {number_text(largest)}, times that is beyond float16"
     ahead = f"after {count_text(growths, 'growth')}" if growths > 1 else "at the next growth"
     message = (
         f"Expect a skip at step {step:,}: {ahead} the scale will be {scale_text(high)}, and {because}. "
@@ -87,7 +87,7 @@ def next_overflow(record: Record, events: Sequence[Event]) -> NextOverflow | Non
 
 
 def _headroom(record: Record, events: Sequence[Event], scale: float) -> float:
-    """Doublings between the largest gradient of late, times `scale`, and the end of float16.
+    """Doublings between the largest recent gradient, times `scale`, and the end of float16.
 
     Of the tensors that are known to be made in float16: those that overflowed. Where none is, of all but those whose
     finite gradient would not have fitted: they were made in float32.

@@ -73,10 +73,10 @@ def complete_events(record: Record) -> list[Event]:
     lost: list[Event] = []
     for column, skipped in flags:
         name = column.optimizer
-        told = {event.step for event in events if event.kind == "skip" and name in (None, event.optimizer)}
+        reported = {event.step for event in events if event.kind == "skip" and name in (None, event.optimizer)}
         for row in np.flatnonzero(skipped).tolist():
             step = int(steps["step"][row])
-            if step in told:
+            if step in reported:
                 continue
             shared = {key: key for key in ("loss", "loss_scale", "micro_batches")}
             own = {key: column.beside(key) for key in ("grad_norm", "nonfinite_tensors")}

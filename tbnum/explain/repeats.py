@@ -27,7 +27,7 @@ def fingerprint(meta: Mapping[str, Any]) -> str:
 
 
 def seed_of(meta: Mapping[str, Any]) -> Any:
-    """The seed, as the session or else its `config` told it; None where neither did."""
+    """The seed, as the session or else its `config` reported it; None where neither did."""
     config = meta.get("config")
     seed = meta.get("seed")
     return config.get("seed") if seed is None and isinstance(config, Mapping) else seed

@@ -15,7 +15,7 @@ from tbnum.log.columns import StepColumn
 __all__ = ["OptimizerNow", "lost_state", "starting_step"]
 
 MOVED = 0.05
-"""Share by which the norm of parameters has to have moved in training to tell them from new ones, which differ among
+"""Share by which the norm of trained parameters has to have moved to distinguish them from new ones, which differ among
 each other by a percent; and share of that way within which a norm is one that was measured."""
 
 
@@ -36,7 +36,7 @@ def starting_step(past: Record, optimizers: Sequence[OptimizerNow]) -> tuple[int
 
     "fresh": the optimizers have not stepped, so this is a new beginning. "counted": by the optimizer's own counter of
     updates, held against the steps of the record that were not skipped. "unknown": it has stepped, but the record
-    cannot tell how often; then the session goes on after the last step that was recorded. "weights": likewise, for the
+    cannot say how often; then the session goes on after the last step that was recorded. "weights": likewise, for the
     optimizers have not stepped, but the norm of their parameters is that of parameters that the record saw trained.
     """
     recorded = past.steps.get("step", np.empty(0, np.int64))
@@ -80,7 +80,7 @@ def lost_state(
     """What did not come back in a session that goes on at `step`: kind of event, optimizer and data of each.
 
     `loss_scale` is the scaler's now (None without an enabled one), `expected_scale` the one in the monitor's state,
-    where there was one; else the record tells what it was.
+    where there was one; else the record says what it was.
     """
     lost: list[tuple[str, str | None, dict[str, Any]]] = []
     expected = _scale_before(past, step) if expected_scale is None else expected_scale

@@ -91,7 +91,7 @@ class Rules:
     its first skips have no known cause until a scale changed or held.
 
     Events that were inferred from a log of every k-th step (`data["within"]`) may have happened up to k - 1 steps
-    before the one that tells of them: where that decides between two causes, the cause is unknown.
+    before the one that reports them: where that decides between two causes, the cause is unknown.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Rules:
         scale = event.facts.loss_scale
         if self._last_skip is None or at - event.facts.also_skipped > self._last_skip + 1:
             self._row = _Row(start=step, first_scale=scale)
-        # With several optimizers a step may have several skips; where not every step was logged, one tells of several.
+        # With several optimizers a step may have several skips; where not every step was logged, one reports several.
         before = self._skips - (at == self._last_skip) + event.facts.at_least - 1
         held = self._unskipped(at, self._change, self._change_skips, before)
         recent = self._past.recent_losses(step)
@@ -266,7 +266,7 @@ class Rules:
             self._held_long = scale
 
     def _at_edge(self, event: Known, recent: Sequence[float]) -> bool:
-        """Whether nothing tells of a spoiled batch: the loss and the gradients that stayed finite are known, and do not
+        """Whether nothing points to a bad batch: the loss and the gradients that stayed finite are known, and do not
         stand out, and what did not fit became inf. Then the scale had no headroom left.
 
         A scale far below one that had held is no longer at its edge: the gradients grow.

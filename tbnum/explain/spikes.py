@@ -150,7 +150,7 @@ def _medians(windows: np.ndarray) -> np.ndarray:
 
 
 def spikes_in(record: Record, name: str) -> list[Spike]:
-    """Steps that were taken, with a finite value far above the usual. Skipped steps are told by their skip."""
+    """Steps that were taken, with a finite value far above the usual. Skipped steps are reported by their skip."""
     found: list[Spike] = []
     for column, values in columns_named(record.steps, name):
         if column.name == "loss" and column.optimizer is not None:

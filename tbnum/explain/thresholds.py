@@ -1,4 +1,4 @@
-"""From when on a number is worth a word: every threshold of the findings, and why it is what it is.
+"""Thresholds of the findings, and why each is what it is.
 
 They are chosen so that a healthy run has no finding: where noise alone could cross one, it stands further out.
 """
@@ -81,7 +81,7 @@ BEFORE = 32
 """How many steps back a cause is looked for. As many as the flight recorder keeps."""
 
 WINDOW_LEAST = 8
-"""Fewer values than this among `BEFORE` steps do not tell what a quantity did there: it counts as not recorded."""
+"""Fewer values than this among `BEFORE` steps do not say what a quantity did there: it counts as not recorded."""
 
 LED_DEVIATIONS = 4.0
 """Robust deviations from its usual from which on a quantity is named as what led to a step. Noise of a normal kind is
@@ -125,7 +125,7 @@ CURED_SHARE = 0.01
 
 EDGE_BINADES = 3
 """The subnormal numbers of float16 from 2**-24 up to 2**-21 hold one, two, three bits. A float16 backward has rounded
-what lies below to zero before anybody sees it, so the mass at this edge tells of what is cut off."""
+what lies below to zero before anybody sees it, so the mass at this edge shows what is cut off."""
 
 HEADROOM_LOST = 4.0
 """Doublings by which the largest gradient grew (from the middle of the run to its last quarter) while the scale came

@@ -33,7 +33,7 @@ def wasted_seconds(record: Record) -> float:
 
 
 def skipped_steps(record: Record) -> int | None:
-    """Steps in which an optimizer was skipped; of a scalar log at least so many, None where it cannot tell."""
+    """Steps in which an optimizer was skipped; of a scalar log at least so many, None where it cannot say."""
     skipped = record.steps.get("skipped")
     if not is_scalar_log(record):
         return 0 if skipped is None else int(np.count_nonzero(skipped))

@@ -1,7 +1,7 @@
 """Rows of steps that are known by an event alone.
 
 An event is on disk before its call returns, the row of its step within a batch: of a process that was killed in
-between, the event tells of the step what it can.
+between, the event holds what is known of the step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OF_OPTIMIZER = ("grad_norm", "nonfinite_tensors")
 
 
 def rows_of(events: Iterable[Event], after: int, names: Collection[str]) -> dict[int, dict[str, Any]]:
-    """By step and column, what `events` tell of the steps beyond `after`; `names` are the columns that there are."""
+    """By step and column, what `events` say about the steps beyond `after`; `names` are the columns that there are."""
     found: dict[int, dict[str, Any]] = {}
     for event in events:
         if event.kind not in STEP_KINDS or event.step <= after:

@@ -80,7 +80,7 @@ class RemotePath:
         return RemotePath(f"{self._place.rpartition('/')[0]}/{name}{self._archive}")
 
     def filesystem(self) -> tuple[Any, str]:
-        """fsspec's file system, and what this place is called in it. OSError that tells what to install."""
+        """fsspec's file system, and what this place is called in it. OSError that says what to install."""
         try:
             import fsspec
         except ImportError:

@@ -1,4 +1,4 @@
-"""What the names, heads and ends of a run's record files tell, without reading what is in between."""
+"""What the names, heads and ends of a run's record files say, without reading what is in between."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def session_metas(folder: str | os.PathLike[str] | RemotePath) -> list[dict[str,
 
 
 def first_meta(path: Place) -> dict[str, Any] | None:
-    """What a session told of itself when it began; None where it has not yet, or lost it."""
+    """What a session said about itself when it began; None where it has not yet, or lost it."""
     record = first_record(path, TAG_SESSION, within=_HEAD_BYTES)
     if record is None:
         return None

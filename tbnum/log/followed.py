@@ -19,7 +19,7 @@ known version writes."""
 class FollowedFile:
     """Reads what is appended to `path`. Trouble never raises: it becomes one of `problems`.
 
-    A subclass gives `_understand`, and `_clear`, which begins everything anew as the file was.
+    A subclass gives `_understand`, and `_clear`, which begins everything again as the file was.
     """
 
     def __init__(self, path: Place) -> None:
@@ -61,7 +61,7 @@ class FollowedFile:
             self._garbled.append(f"the record at {found.offset} in {self.path.name} is not understood: {error}")
 
     def _is_newer(self, session: Mapping[str, Any]) -> bool:
-        """Whether a session record tells of a format that this version does not know; then nothing more is read."""
+        """Whether a session record reports a format that this version does not know; then nothing more is read."""
         version = int(session.get("format_version", FORMAT_VERSION))
         if version > FORMAT_VERSION:
             self._newer = (

@@ -1,4 +1,4 @@
-"""Anything as JSON that fits a record: what a session tells of itself, and the facts of an event."""
+"""Anything as JSON that fits a record: what a session says about itself, and the facts of an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs under a log directory: `read()` gives them, `find_runs()` tells where they lie."""
+"""The runs under a log directory: `read()` gives them, `find_runs()` says where they lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dictionaries whose KeyError tells what there is."""
+"""Dictionaries whose KeyError says what there is."""
 
 from __future__ import annotations
 

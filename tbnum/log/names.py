@@ -15,7 +15,7 @@ __all__ = ["RecordName", "host_name", "is_record_file", "parse_name"]
 
 
 class RecordName(NamedTuple):
-    """What a file's name tells. Of a renamed file the name alone is left, to order by."""
+    """What a file's name says. Of a renamed file the name alone is left, to order by."""
 
     unix_ms: int
     rank: int

@@ -8,7 +8,7 @@ open it. A frame is
     data     `length` bytes, one serialised Event
     uint32   masked CRC-32C of the data
 
-The first Event of a file names its version. Every other one carries one summary value: its tag tells what it
+The first Event of a file names its version. Every other one carries one summary value: its tag says what it
 is (`tbnum.log.schema.TAG_*`), its tensor holds the payload, and its plugin data the `Trailer`.
 
 This module knows frames and protos. What the payloads mean is the writer's and the reader's business.

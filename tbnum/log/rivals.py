@@ -1,4 +1,4 @@
-"""Two processes that recorded into one folder at the same time, told from a run that was stopped and continued.
+"""Two processes that recorded into one folder at the same time, as against a run that was stopped and continued.
 
 Sessions follow each other: one that begins supersedes what is before it. Where they did not, the record of a folder
 is neither training's. Their clocks tell, and where these may differ, so does what one took up from the other.

@@ -18,7 +18,7 @@ from tbnum.log.session_file import SessionFile
 __all__ = ["RANKS_BYTES", "OtherRanks", "Taken"]
 
 RANKS_BYTES = 64 << 20
-"""Columns of all other ranks together that stay in memory. Of those beyond, the files are read anew when asked for."""
+"""Columns of all other ranks together that stay in memory. Of those beyond, the files are read again when asked for."""
 
 
 class Taken(NamedTuple):
@@ -111,7 +111,7 @@ class OtherRanks:
     def beside(
         self, steps: Mapping[str, np.ndarray], own: Sequence[SessionFile], takes: Sequence[Taken], world_size: int
     ) -> Ranks:
-        """The run as all ranks have it; `takes` tells which rows of its `steps` are whose."""
+        """The run as all ranks have it; `takes` says which rows of its `steps` are whose."""
         matches = self.matches(own)
         read_again = _ReadAgain()
         sessions = []

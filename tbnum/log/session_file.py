@@ -1,4 +1,4 @@
-"""One session's record file, `*.tbnum`: what it tells of itself, its steps and its events."""
+"""One session's record file, `*.tbnum`: what it says about itself, its steps and its events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Part:
 
     def __init__(self, number: int, first_step: int | None) -> None:
         self.number = number
-        self.first_step = first_step  # as the session record tells it
+        self.first_step = first_step  # as the session record says it
         self.start: int | None = None  # from where it supersedes what was before it; None: it took no step so far
         self.steps = GrowingColumns()
         self.events: list[Event] = []
@@ -79,7 +79,7 @@ class _Part:
 
 
 class SessionFile(FollowedFile):
-    """One session as its file tells it. `kept`: the columns that are kept, without an optimizer's name; None: all."""
+    """One session as its file says it. `kept`: the columns that are kept, without an optimizer's name; None: all."""
 
     def __init__(self, path: Place, kept: frozenset[str] | None = None) -> None:
         self.kept = kept
@@ -100,7 +100,7 @@ class SessionFile(FollowedFile):
 
     @property
     def steps(self) -> GrowingColumns:
-        """The steps that nothing in this file supersedes, those that an event alone tells of among them."""
+        """The steps that nothing in this file supersedes, those that an event alone reports among them."""
         return self._parts[-1].steps if self._joined is None else self._joined
 
     def _join(self) -> GrowingColumns:

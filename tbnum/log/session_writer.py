@@ -73,7 +73,7 @@ class SessionWriter:
         self.stamp = max(time.time_ns() // 1_000_000, after + 1)
         self._count = count
         self._totals = Trailer()  # of the rows in the file
-        self._early: list[Event] = []  # which tell of steps beyond those
+        self._early: list[Event] = []  # which report steps beyond those
         self._session_text: str | None = None
         self._repeat_at = 0
         self._file: RecordAppender | None = None
@@ -105,7 +105,7 @@ class SessionWriter:
         return self._totals.start >= 0
 
     def write_session(self, packer: RowPacker | None = None, **changes: Any) -> None:
-        """Writes what the session tells of itself again, with `changes`; later rows are packed by `packer`."""
+        """Writes what the session says about itself again, with `changes`; later rows are packed by `packer`."""
         self.packer = packer or self.packer
         self.meta.update(changes)
         self._session_text = None
@@ -182,7 +182,7 @@ class SessionWriter:
     # -- records
 
     def _trailer(self) -> Trailer:
-        """The running totals as a reader has them: with the steps that an event alone tells of."""
+        """The running totals as a reader has them: with the steps that an event alone reports."""
         rows = rows_of(self._early, self._totals.last_step, self.packer.layout.names) if self._early else {}
         return _after(self._totals, as_rows(rows.values(), _IN_TOTALS), self._started) if rows else self._totals
 

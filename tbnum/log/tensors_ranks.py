@@ -1,4 +1,4 @@
-"""Statistics and histograms of tensors that are spread over ranks: each rank's tables, put together when asked for."""
+"""Statistics and histograms of tensors that are sharded: each rank's tables, put together when asked for."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _reasons(steps: np.ndarray, read: Sequence[_Read]) -> np.ndarray:
 
 
 class RankHistograms(Histograms):
-    """Histograms of tensors that are spread over ranks: counts add up. What is no parameter's is the lowest rank's."""
+    """Histograms of tensors that are sharded: counts add up. Non-parameter statistics come from the lowest rank."""
 
     def __init__(self, ranks: Ranks, sessions: Sequence[Mapping[int, Session]]) -> None:
         super().__init__([])

@@ -122,13 +122,13 @@ class TensorsWriter:
             file = self._opened()
             if file.size >= self._repeat_at:
                 self._known.clear()
-            told = []
+            reported = []
             if not self._known:
-                told.append(self._record(TAG_SESSION, json.dumps(self._session), step))
+                reported.append(self._record(TAG_SESSION, json.dumps(self._session), step))
             texts = {text_id(names): (TAG_NAMES, names), text_id(columns): (TAG_TABLE_COLUMNS, columns)}
             fresh = texts.keys() - self._known
-            told += [self._record(*texts[each], step) for each in sorted(fresh)]
-            records = b"".join([*told, self._record(tag, payload, step)])
+            reported += [self._record(*texts[each], step) for each in sorted(fresh)]
+            records = b"".join([*reported, self._record(tag, payload, step)])
             if entry.regular and file.size + len(records) > self._max_bytes:
                 self._full = True
                 self._count(LIMIT_REACHED, warning=self._limit_warning())
@@ -136,7 +136,7 @@ class TensorsWriter:
             file.append(records)
             if not self._known:
                 # Names of many tensors are long: they take at most a twentieth of the file.
-                self._repeat_at = file.size + max(REPEAT_EVERY_BYTES, 20 * sum(map(len, told)))
+                self._repeat_at = file.size + max(REPEAT_EVERY_BYTES, 20 * sum(map(len, reported)))
             self._known |= fresh
             self._tables += 1
 

@@ -46,7 +46,7 @@ MAX_PENDING_IDS = 2 << 20  # 16 MB
 class LogWriter:
     """Appends to a record file, `<unix-ms>.<host>.<pid>[.rank<r>].tbnum` in `folder`.
 
-    `columns` names the values of a row in their order; `meta` is what the log tells of the session. The folder and
+    `columns` names the values of a row in their order; `meta` is what the log says about the session. The folder and
     the file are made at once; OSError naming the folder where that fails. From then on no method raises because of
     the disk: see `dropped`.
 
@@ -143,7 +143,7 @@ class LogWriter:
     def update_meta(self, **changes: Any) -> None:
         """Writes the session record again, with `changes`, after the pending rows, on the calling thread.
 
-        A `first_step` after something was recorded tells that the run went back (or on) to that step: a new session
+        A `first_step` after something was recorded says that the run went back (or on) to that step: a new session
         file begins, which supersedes what is not before it. Call this before events of the continued run.
         """
         self._sink.update_meta(changes)

@@ -1,7 +1,7 @@
 """Tensors of any number, size, type and layout, as the bits of their magnitudes, in pieces of bounded size.
 
 With the sign bit off, the bits of floating-point numbers read as integers are in order of magnitude: zero is 0, then
-the subnormals, the normal numbers, infinity, and NaN above all. So integer comparisons tell everything apart, exactly,
+the subnormals, the normal numbers, infinity, and NaN above all. So integer comparisons distinguish everything, exactly,
 also where the device flushes subnormals.
 
 Small tensors of one type are laid end to end and measured together, for a kernel costs the same for one element as

@@ -1,4 +1,4 @@
-"""Which of an optimizer's tensors this rank answers for, where they are spread over ranks.
+"""Which of an optimizer's tensors this rank answers for, where they are sharded.
 
 A rank sees its part of a sharded tensor alone, and asking for more would take a collective, which costs time and can
 hang. So each rank records the norms of its parts, and says which of them count: over all ranks each element counts

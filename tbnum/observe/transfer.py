@@ -104,7 +104,7 @@ def on_host(tensor: Tensor) -> bool:
 
 
 def copy_to_host(packed: Tensor) -> tuple[Tensor, Arrival | None]:
-    """A copy of `packed` that is on its way, and what tells of its arrival (None: it is there)."""
+    """A copy of `packed` that is on its way, and what reports its arrival (None: it is there)."""
     if packed.device.type != "cuda":
         return packed.cpu(), None  # other devices have no event that every supported torch can ask: they wait here
     host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)

@@ -20,7 +20,7 @@ _W = TypeVar("_W", bound="Watcher | Part")
 
 
 class Watcher:
-    """Trouble of its own is told once, as `could not ...`; in a context of `muted` its hooks do nothing."""
+    """Trouble of its own is reported once, as `could not ...`; in a context of `muted` its hooks do nothing."""
 
     def __init__(self, could_not: str) -> None:
         self._could_not = could_not

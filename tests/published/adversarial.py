@@ -326,7 +326,7 @@ def projected_gradient_method_of_language_models(tape: Tape) -> None:
             attacked = nn.functional.mse_loss(model(x), y)
             attacked.backward()
         first.data = backup
-        # Which losses the gradients put back by hand came from, nothing tells.
+        # Which losses the gradients put back by hand came from, nothing says.
         known = OrUnknown(loss.item() + attacked.item())
         tape.attempt(known, float64_norm(model), micro_batches=OrUnknown(1, 2))
         optimizer.step()

@@ -100,7 +100,7 @@ def projected_conflicting_gradients(tape: Tape) -> None:
 
 @published()
 def projected_conflicting_gradients_by_backward(tape: Tape) -> None:
-    """The same with one `backward` a task, zeroed between, and the sum set by hand: whose losses, nothing tells."""
+    """The same with one `backward` a task, zeroed between, and the sum set by hand: whose losses, nothing says."""
     model = mlp()
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=1e-2)
