@@ -210,6 +210,7 @@ class Monitor(OfThisProcess):
             layouts=Layouts(list(modules.values()), self._recorder.on_layout),
             batch_ids=self._batch_ids,
         )
+        self._recorder.call_ahead(functools.partial(_drain_quiet, weakref.ref(self)))
         self._watching.watch_buffers(modules, self._observer, self._recorder)
         self._state: dict[str, Any] | None = None  # of a checkpoint, until the next step
         self._scaler = None if scaler is None else weakref.ref(scaler)
@@ -506,6 +507,12 @@ def _closed(ref: weakref.ref[Monitor], next_step: int) -> None:
     if monitor is not None:
         with monitor._observer.unharmed():
             monitor._watching.step_closes(next_step, monitor._observer)
+
+
+def _drain_quiet(ref: weakref.ref[Monitor]) -> None:
+    monitor = ref()
+    if monitor is not None:
+        monitor._observer.drain_quiet(monitor._recorder.on_quiet_step)
 
 
 def _unused(ref: weakref.ref[Monitor], optimizer: str, backwards: int) -> None:

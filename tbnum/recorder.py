@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+import threading
 import time
 import uuid
 import weakref
@@ -131,6 +132,7 @@ class Recorder:
         self._pid = os.getpid()
         self._ids = KeptIds(self._log, keep_all=keep_all_ids)
         self._has_ids = False  # of some step so far: their hash is a column
+        self._lock = threading.RLock()  # rows may come from the thread of the log
         self._repeats: _Lost | None = None
         self._sentinels: Sentinels | None = None
         self._activations: IntervalWatches | None = None
@@ -144,11 +146,27 @@ class Recorder:
 
     # -- from the observer ---------------------------------------------------------------------------------------
 
+    def call_ahead(self, call: Callable[[], None]) -> None:
+        """The thread of the log calls this before it writes."""
+        self._log.call_ahead(call)
+
+    def on_quiet_step(self, record: StepRecord) -> None:
+        """In the thread of the log, while the loop is busy elsewhere: a step of which there is nothing to report."""
+        with self._lock:
+            record = self._shown(record)
+            columns, row = self._write_row(record)
+            self._explainer.step(columns, row)
+            for name, one in record.optimizers.items():
+                self._write_tensors(record, name, one)
+
     def on_step(self, record: StepRecord) -> None:
-        if self.accumulation is not None:
-            record = with_mean_loss(record, self.accumulation())
-        if self._repeats is not None:
-            self._say_repeat(record)
+        with self._lock:
+            self._take_step(self._shown(record))
+
+    def _shown(self, record: StepRecord) -> StepRecord:
+        return record if self.accumulation is None else with_mean_loss(record, self.accumulation())
+
+    def _write_row(self, record: StepRecord) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
         batch_hash = self._ids.step(record.step, record.sample_ids)
         if record.sample_ids is not None and not self._has_ids:
             self._has_ids = True
@@ -159,6 +177,12 @@ class Recorder:
         skipped_total, dashboards = self.skipped_steps, self._dashboards
         if dashboards is not None:
             self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
+        return columns, row
+
+    def _take_step(self, record: StepRecord) -> None:
+        if self._repeats is not None:
+            self._say_repeat(record)
+        columns, row = self._write_row(record)
         self._explainer.step(columns, row)
         self.write_activations()
         sighted = {} if self._sentinels is None else {each.step: each for each in self._sentinels.reports()}
@@ -180,7 +204,8 @@ class Recorder:
 
     def on_observation(self, observation: Observation) -> None:
         facts = (observation.step, observation.wall_time, observation.kind)
-        self._event(Event(*facts, optimizer=observation.optimizer, data=dict(observation.data)))
+        with self._lock:
+            self._event(Event(*facts, optimizer=observation.optimizer, data=dict(observation.data)))
 
     def found_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """A scaler that nobody gave takes part in the loop."""
@@ -301,6 +326,10 @@ class Recorder:
 
     def on_layout(self, name: str, layout: Layout) -> None:
         """The tensors of an optimizer turned out to be spread over ranks: tell how, for who puts them together."""
+        with self._lock:
+            self._take_layout(name, layout)
+
+    def _take_layout(self, name: str, layout: Layout) -> None:
         names = self.names.names_of(name)
         self._layouts[name] = {
             "names": zlib.crc32("\n".join(names).encode()),

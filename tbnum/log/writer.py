@@ -155,6 +155,10 @@ class LogWriter:
         """
         return self._sink.submit(call)
 
+    def call_ahead(self, call: Callable[[], None]) -> None:
+        """The background thread calls this before it writes rows: it may append some. What it raises is counted."""
+        self._sink.ahead = call
+
     def flush(self, timeout: float | None = 10.0) -> bool:
         """Waits until what was given so far is written and called. False where that was not done in time."""
         return self._sink.flush(timeout)
@@ -185,6 +189,7 @@ class _Sink:
         self.rows: list[tuple[Any, ...]] = []
         self.attention = chunk_steps  # `append_step` looks up when so many rows are pending; 0: at once
         self.flush_seconds = flush_seconds
+        self.ahead: Callable[[], None] = _nothing
         self._patience = flush_seconds / _YOUNG  # so that a process that is killed young leaves most of its steps
         self._folder = folder
         self._rank = rank
@@ -357,13 +362,11 @@ class _Sink:
             while True:
                 reasons.append(self._inbox.get_nowait())
         self._patience = min(2 * self._patience, self.flush_seconds)
+        if _STOP not in reasons:
+            self._call(self.ahead, "steps could not be handed on")
         self._drain_all()
         for _ in range(len(self._calls)):
-            call = self._calls.popleft()
-            try:
-                call()
-            except Exception as error:
-                self.lost.count(f"dashboards failed ({type(error).__name__})")
+            self._call(self._calls.popleft(), "dashboards failed")
             if len(self.rows) >= self.chunk_steps or time.monotonic() > deadline:
                 deadline = time.monotonic() + self.flush_seconds
                 self._drain_all()
@@ -373,6 +376,12 @@ class _Sink:
             if isinstance(reason, threading.Event):
                 reason.set()
         return _STOP not in reasons
+
+    def _call(self, call: Callable[[], None], failure: str) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.lost.count(f"{failure} ({type(error).__name__})")
 
     def _drain_all(self) -> None:
         self.drain()
@@ -477,6 +486,10 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _work(sink: _Sink) -> None:

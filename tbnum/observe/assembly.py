@@ -101,16 +101,17 @@ class Assembly:
             while self._pending and (wait or len(self._pending) > MAX_UNDER_WAY or self._pending[0].ready()):
                 self._hand_on(self._pending.popleft())
 
-    def drain_quiet(self) -> None:
-        """In another thread: hand on what is on the host and makes no event, without waiting for anybody.
-
-        Asks no device whether a copy has landed: that would end a CUDA-graph capture in the training thread.
-        """
+    def drain_quiet(self, on_step: Callable[[StepRecord], None]) -> None:
+        """In another thread, where the loop has not come by for a while: hand on what has landed and makes no event."""
+        if not self._pending or time.monotonic() - self._handed_on_at < SECONDS_AT_MOST:
+            return
         if not self.lock.acquire(blocking=False):
             return
         try:
-            while self._pending and not self._pending[0].is_under_way and not self._pending[0].makes_events():
-                self._hand_on(self._pending.popleft())
+            while self._pending and self._pending[0].ready() and not self._pending[0].makes_events():
+                record, _ = self._pending.popleft().land()
+                if record is not None:
+                    on_step(record)
         finally:
             self.lock.release()
 

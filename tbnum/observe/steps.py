@@ -128,9 +128,9 @@ class StepObserver:
         """Hand on the steps whose values have reached the host, in order. With `wait`, all."""
         self._assembly.drain(wait)
 
-    def drain_quiet(self) -> None:
-        """From another thread: hand on steps that have landed and make no event."""
-        self._assembly.drain_quiet()
+    def drain_quiet(self, on_step: Callable[[StepRecord], None]) -> None:
+        """From another thread: hand on steps that have landed and make no event, where the loop is busy elsewhere."""
+        self._assembly.drain_quiet(on_step)
 
     def finish(self) -> None:
         """Close a step that only some optimizers have taken, and hand on everything."""
