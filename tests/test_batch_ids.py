@@ -102,6 +102,23 @@ def test_the_event_of_a_skip_names_the_samples_of_a_planted_batch(tmp_path: Path
     assert skips and all(17 in event.data["samples"] for event in skips)
     assert [event.data["samples"] for event in skips] == [truth[event.step] for event in skips]
     assert all(17 in run.batch(event.step) for event in skips)
+    named = [event for event in skips if event.cause == "bad_batch"]
+    assert named and all(f"The samples of the step were {truth[event.step][0]}, " in event.message for event in named)
+
+
+def test_a_spike_of_the_loss_names_the_samples_of_its_peak(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path) as monitor:
+        for step in range(300):
+            monitor.log_batch([3 * step, 3 * step + 1])
+            ((model(torch.randn(8, 4)) - 1).square().mean() * (100 if step == 200 else 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (spike,) = [event for event in only_run(tmp_path).events if event.kind == "loss_spike"]
+    assert spike.data["samples"] == [600, 601]
+    assert spike.message.endswith("The samples of step 200 were 600, 601.")
 
 
 def test_ids_that_the_loop_logs_itself(tmp_path: Path) -> None:

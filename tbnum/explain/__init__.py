@@ -28,6 +28,7 @@ from tbnum.explain.predict import NextOverflow, next_overflow
 from tbnum.explain.ranks import events_of_all_ranks
 from tbnum.explain.record import Record, complete_events, first_step
 from tbnum.explain.rules import Rules
+from tbnum.explain.samples import with_samples
 from tbnum.explain.spikes import SPIKES, spike_events
 from tbnum.explain.words import as_float
 from tbnum.log.numbering import Numbering
@@ -59,6 +60,7 @@ def explain_run(run: Record) -> list[Event]:
     carry what speaks for their cause in `data["evidence"]`, from `run.tensors` too where there are any (see
     `evidence.with_evidence`). An event that cannot be explained says so, and what cannot be worked out at all is named
     by an event `left_out`; neither costs the others.
+    Where the record has the samples of a step, events that come from its batch name them.
     O(events), a few passes over the columns, and about 0.2 ms for each of at most 1,000 tables that are read.
     """
     attempt = _Attempts(run)
@@ -82,7 +84,8 @@ def explain_run(run: Record) -> list[Event]:
     derived += attempt("spikes", lambda: spike_events(run), [])
     derived += attempt.left_out
     explained += [explained_event(Known.of(event), None) for event in derived]
-    return sorted(explained, key=lambda event: event.step) if derived else explained
+    explained = sorted(explained, key=lambda event: event.step) if derived else explained
+    return with_samples(explained, getattr(run, "batch", None))
 
 
 def findings(run: Record, events: Sequence[Event] | None = None) -> list[Finding]:
