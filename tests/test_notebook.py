@@ -15,6 +15,7 @@ import torch
 import tbnum
 from tbnum.explain import findings
 from tests.pages import DOCS, blocks
+from tests.recorded import record
 from tests.test_docs import overflowing_run
 
 
@@ -78,6 +79,16 @@ def test_events_and_findings_show_what_happened_and_what_to_do(run: tbnum.Run) -
     assert "step 60" in shown(event).text and event.message in shown(event).text and event.remedy in shown(event).text
     finding = tbnum.Finding("any", "warning", "A <title>", "evidence", "remedy", ())
     assert "A <title>" in shown(finding).text and "evidence" in shown(finding).text
+
+
+def test_a_difference_shows_what_differs_and_from_which_step(tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+        record(tmp_path / f"{name} <b>", range(20), {step: {"loss": 3.0 + seed} for step in range(5, 20)})
+    runs = tbnum.read(tmp_path)
+    same = shown(tbnum.diff(runs["one <b>"], runs["two <b>"]))
+    apart = shown(tbnum.diff(runs["one <b>"], runs["three <b>"]))
+    assert "two <b>" in same.text and "info" in same.text
+    assert "warning" in apart.text and "step 5" in apart.text and "loss" in apart.text
 
 
 def test_a_report_is_text_and_shows_itself_with_charts(run: tbnum.Run, capsys: pytest.CaptureFixture[str]) -> None:

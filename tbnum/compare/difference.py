@@ -16,6 +16,7 @@ from tbnum.compare.distance import Distance, differing, distance
 from tbnum.compare.noise import Verdict, judged
 from tbnum.compare.settings import Setting, settings_apart
 from tbnum.log.schema import Event
+from tbnum.markup import card, escaped, shown
 from tbnum.measure.step_hash import compared
 
 __all__ = ["Compared", "Difference", "EventsApart", "diff"]
@@ -83,6 +84,15 @@ class Difference:
     def __bool__(self) -> bool:
         """Whether there is a difference."""
         return not self.same
+
+    def _repr_html_(self) -> str:
+        from tbnum.compare.words import lines, sentence  # which are about this class
+
+        rows = "".join(
+            f"<tr><th>{escaped(heading)}</th><td>{escaped(text)}</td></tr>" for heading, text in lines(self) if text
+        )
+        head = f"<b>{escaped(self.a)}</b> and <b>{escaped(self.b)}</b>"
+        return shown(f"{card('info' if self.same else 'warning', head, sentence(self))}<table>{rows}</table>")
 
     def as_json(self) -> dict[str, Any]:
         """Without tuples and keys that JSON does not have."""
