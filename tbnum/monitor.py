@@ -505,8 +505,10 @@ def _muted(observer: StepObserver, watching: Watching) -> Iterator[None]:
 def _closed(ref: weakref.ref[Monitor], next_step: int) -> None:
     monitor = ref()
     if monitor is not None:
-        with monitor._observer.unharmed():
+        try:
             monitor._watching.step_closes(next_step, monitor._observer)
+        except Exception as error:  # of a device without memory, say: the step is recorded all the same
+            monitor._observer.trouble(error)
 
 
 def _drain_quiet(ref: weakref.ref[Monitor]) -> None:
@@ -525,8 +527,10 @@ def _first_step(ref: weakref.ref[Monitor]) -> None:
     monitor = ref()
     if monitor is not None:
         state, monitor._state = monitor._state, None
-        with monitor._observer.unharmed():
+        try:
             go_on(monitor._observer, monitor._recorder, state)
+        except Exception as error:  # of a record before this one that cannot be read, say
+            monitor._observer.trouble(error)
 
 
 def _loss_value(loss: Any) -> Number:

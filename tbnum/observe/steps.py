@@ -109,9 +109,9 @@ class StepObserver:
         """What runs in this context is not the training."""
         return self._loop.muted()
 
-    def unharmed(self) -> AbstractContextManager[None]:
-        """Trouble in this context is told of, and costs nothing beside what it is in."""
-        return self._loop.unharmed()
+    def trouble(self, error: Exception) -> None:
+        """Warn of trouble beside the steps, once for all of it."""
+        self._loop.trouble(error)
 
     def loss_logged(self, loss: Number, name: str | None = None) -> None:
         self.losses.loss_logged(loss, name)

@@ -44,14 +44,6 @@ class Watcher:
     def is_muted(self) -> bool:
         return self._is_muted
 
-    @contextlib.contextmanager
-    def unharmed(self) -> Iterator[None]:
-        """Trouble in this context, which is a part of something larger, does not keep the rest of it from going on."""
-        try:
-            yield
-        except Exception as error:
-            self.trouble(error)
-
     def trouble(self, error: Exception) -> None:
         self.troubles += 1
         if self.troubles == 1:
