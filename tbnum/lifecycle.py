@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from tbnum.monitor import Monitor
 
-__all__ = ["OfThisProcess", "already_wrapped", "is_over", "open_monitors"]
+__all__ = ["OfThisProcess", "already_wrapped", "crash_facts", "is_over", "open_monitors"]
 
 open_monitors: Alive[Monitor] = Alive()
 
@@ -58,7 +59,21 @@ class OfThisProcess:
 def _at_exit() -> None:
     for monitor in open_monitors:
         with contextlib.suppress(Exception):  # of one is no reason to lose what the others still hold
-            monitor._at_exit()
+            _write_what_is_left(monitor)
+
+
+def _write_what_is_left(monitor: Monitor) -> None:
+    """Nobody called close(): what devices still hold, and why the interpreter ends, where that is known."""
+    monitor._observer.drain(wait=True)
+    error = getattr(sys, "last_value", None)  # an exception that nobody caught, since this was wrapped
+    if error is not None and id(error) != monitor._earlier_error:
+        monitor._observer.observe("crash", crash_facts(error))
+    monitor._recorder.write_flight()
+
+
+def _scaler_of(monitor: Monitor) -> torch.amp.GradScaler | Callable[[], float] | None:
+    """What `wrap` was given, where it is alive."""
+    return monitor._scale if monitor._scaler is None else monitor._scaler()
 
 
 def already_wrapped(
@@ -73,7 +88,7 @@ def already_wrapped(
     """
     for monitor in open_monitors:
         held = list(monitor._observer.optimizers().values())
-        its_scaler = monitor._scaler_given()
+        its_scaler = _scaler_of(monitor)
         given = {id(each) for each in (*optimizers.values(), scaler)}
         if {id(each) for each in held} == {id(each) for each in optimizers.values()} and _same(its_scaler, scaler):
             if folder != monitor.logdir:
@@ -120,7 +135,7 @@ def _in_the_way(monitor: Monitor, use: Use | None, is_shared: bool) -> str:
     used = f" The variable {use.variable!r} of {use.where} still has what it records." if use is not None else ""
     folder = str(monitor.logdir)
     if is_shared:
-        scaler = monitor._scaler_given()
+        scaler = _scaler_of(monitor)
         return (
             f"some of these objects are recorded already, by a monitor that writes to {folder!r} (optimizers {names}; "
             f"scaler {'none' if scaler is None else type(scaler).__name__}).{made}{used} Wrap all of them in one call, "
@@ -155,3 +170,16 @@ def _warn_when_it_steps(optimizer: torch.optim.Optimizer, message: str) -> None:
             warn(message)
 
     removals.append(optimizer.register_step_pre_hook(torch.compiler.disable(once)).remove)
+
+
+def crash_facts(error: BaseException) -> dict[str, Any]:
+    """What is known of an exception that ended the loop."""
+    facts: dict[str, Any] = {"error": _told(error)}
+    # Anomaly mode may have been on in a block that has ended; then torch's own sentence shows it.
+    if torch.is_anomaly_enabled() or "returned nan values in its" in str(error):
+        facts["anomaly"] = True
+    return facts
+
+
+def _told(error: BaseException) -> str:
+    return ": ".join(filter(None, (type(error).__name__, str(error))))

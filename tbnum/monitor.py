@@ -25,7 +25,7 @@ from tbnum.arguments import (
     checked_scaler,
 )
 from tbnum.explain import explain_run
-from tbnum.lifecycle import OfThisProcess, already_wrapped, is_over, open_monitors
+from tbnum.lifecycle import OfThisProcess, already_wrapped, crash_facts, is_over, open_monitors
 from tbnum.log.schema import Event
 from tbnum.measure.clip import clip_grad_norm_
 from tbnum.monitor_state import checked_state, state_of
@@ -313,14 +313,10 @@ class Monitor(OfThisProcess):
         """
         if not float(max_norm) >= 0:
             clip_grad_norm_([], max_norm)  # its error, before anything is unscaled
-        scaler = self._observer.scaler
-        optimizers = self._observer.optimizers().values()
-        if scaler is not None:
-            for optimizer in optimizers:
-                if carries_scale(scaler, optimizer) and Gradients.of(optimizer).tensors:
-                    scaler.unscale_(optimizer)
-        parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
-        return clip_grad_norm_(parameters, max_norm)
+        optimizers = list(self._observer.optimizers().values())
+        if self._observer.scaler is not None:
+            _unscale(self._observer.scaler, optimizers)
+        return clip_grad_norm_([each for optimizer in optimizers for each in parameters_of(optimizer)], max_norm)
 
     def replay(self, closure: Callable[..., Any], batch: Any = None) -> Origin:
         """Run a forward and backward again with every module watched, and find where the first NaN or inf came from.
@@ -407,7 +403,8 @@ class Monitor(OfThisProcess):
         if self not in open_monitors:
             return
         open_monitors.discard(self)
-        self._release()
+        for release in self._releases:
+            release()
         self._watching.finish()
         self._observer.finish()
         self._recorder.write_activations(wait=True)
@@ -416,18 +413,6 @@ class Monitor(OfThisProcess):
         for callback in self._when_written:
             callback()
 
-    def _at_exit(self) -> None:
-        """Nobody called close(): write what devices still hold, and why the interpreter ends, where that is known."""
-        self._observer.drain(wait=True)
-        error = getattr(sys, "last_value", None)  # an exception that nobody caught, since this was wrapped
-        if error is not None and id(error) != self._earlier_error:
-            self._observer.observe("crash", _crash(error))
-        self._recorder.write_flight()
-
-    def _scaler_given(self) -> torch.amp.GradScaler | Callable[[], float] | None:
-        """What `wrap` was given, where it is alive."""
-        return self._scale if self._scaler is None else self._scaler()
-
     def call_when_closed(self, release: Callable[[], None]) -> None:
         """`close()` calls `release` as well: for hooks that an integration adds. It may be called twice."""
         self._releases.append(release)
@@ -435,10 +420,6 @@ class Monitor(OfThisProcess):
     def call_when_written(self, callback: Callable[[], None]) -> None:
         """`close()` calls `callback` at its end, when all is written."""
         self._when_written.append(callback)
-
-    def _release(self) -> None:
-        for release in self._releases:
-            release()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs so that a resumed run goes on in the same record: a few numbers and a text.
@@ -472,7 +453,7 @@ class Monitor(OfThisProcess):
     ) -> None:
         try:
             if isinstance(error, (Exception, KeyboardInterrupt)):
-                self._observer.observe("crash", _crash(error))
+                self._observer.observe("crash", crash_facts(error))
         finally:
             self.close()
 
@@ -543,14 +524,8 @@ def _loss_value(loss: Any) -> Number:
     raise TypeError(f"log_loss() takes a real tensor or a number, not {type(loss).__name__}: {loss!r}.")
 
 
-def _crash(error: BaseException) -> dict[str, Any]:
-    """What is known of an exception that ended the loop."""
-    facts: dict[str, Any] = {"error": _told(error)}
-    # Anomaly mode may have been on in a block that has ended; then torch's own sentence shows it.
-    if torch.is_anomaly_enabled() or "returned nan values in its" in str(error):
-        facts["anomaly"] = True
-    return facts
-
-
-def _told(error: BaseException) -> str:
-    return ": ".join(filter(None, (type(error).__name__, str(error))))
+def _unscale(scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """The gradients that still carry the loss scale."""
+    for optimizer in optimizers:
+        if carries_scale(scaler, optimizer) and Gradients.of(optimizer).tensors:
+            scaler.unscale_(optimizer)
