@@ -479,3 +479,38 @@ def one_scaler_for_both_apart(tape: Tape) -> None:
 @published(events={"scaler_found": 1})
 def one_forgotten_scaler_for_both_apart(tape: Tape) -> None:
     _one_scaler_apart(tape, given=False)
+
+
+@published()
+def each_clipped_for_itself_while_the_other_is_open(tape: Tape) -> None:
+    """Both backwards first, then both clips, then both steps."""
+    generator, discriminator = networks()
+    optimizers = optimizers_of(generator, discriminator)
+    tape.wrap(optimizers, model={"G": generator, "D": discriminator})
+    for x, noise in data():
+        made = generator(noise)
+        discriminator.requires_grad_(False)
+        g_loss = says(discriminator, made, True)
+        optimizers["G"].zero_grad()
+        g_loss.backward()
+        discriminator.requires_grad_(True)
+        d_loss = says(discriminator, x, True) + says(discriminator, made.detach(), False)
+        optimizers["D"].zero_grad()
+        d_loss.backward()
+        before = {"D": float64_norm(discriminator), "G": float64_norm(generator)}
+        nn.utils.clip_grad_norm_(discriminator.parameters(), 0.1)
+        nn.utils.clip_grad_norm_(generator.parameters(), 0.01)
+        tape.step(
+            {
+                "loss": g_loss.item() + d_loss.item(),
+                "D/loss": d_loss.item(),
+                "G/loss": g_loss.item(),
+                "D/grad_norm": before["D"],
+                "G/grad_norm": before["G"],
+                "D/grad_norm_clipped": float64_norm(discriminator),
+                "G/grad_norm_clipped": float64_norm(generator),
+            }
+        )
+        optimizers["D"].step()
+        optimizers["G"].step()
+    tape.keep(generator, discriminator, *optimizers.values())

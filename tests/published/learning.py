@@ -427,6 +427,42 @@ def loops_in_two_threads(tape: Tape) -> None:
         raise errors[0]
 
 
+@published(events={"scaler_found": 1})
+def loops_in_two_threads_with_forgotten_scalers(tape: Tape) -> None:
+    errors: list[BaseException] = []
+    turn = threading.Barrier(2)
+
+    def run(number: int) -> None:
+        try:
+            generator = torch.Generator().manual_seed(number)
+            weight = nn.Parameter(torch.randn(8, 4, generator=generator))
+            optimizer = torch.optim.SGD([weight], lr=1e-3)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 * number), growth_interval=1000)
+            tape.wrap(optimizer, run=f"thread{number}")
+            turn.wait()
+            for x, y in data(30):
+                optimizer.zero_grad()
+                loss = ((x.half() @ weight.half()).float() - y).square().mean()
+                scaler.scale(loss).backward()
+                scale = scaler.get_scale()
+                before = float64_norm([weight], scale)
+                scaler.step(optimizer)
+                scaler.update()
+                skipped = scaler.get_scale() < scale
+                tape.attempt(loss, before, skipped=skipped, loss_scale=scale, run=f"thread{number}")
+            tape.keep_in_order(number, weight, scaler)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
 @published()
 def backward_in_a_thread_of_its_own(tape: Tape) -> None:
     """A watchdog runs each backward in a worker; everything else is the main thread's."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.loops import Half, batches
-from tests.published.tape import UNKNOWN, Tape, data, float64_norm, mlp, published, scaler_for_cpu
+from tests.published.tape import UNKNOWN, OrUnknown, Tape, data, float64_norm, mlp, published, scaler_for_cpu
 
 FOUND = {"scaler_found": 1}
 
@@ -440,4 +440,61 @@ def the_scale_is_read_from_a_checkpoint(tape: Tape) -> None:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
+    tape.keep(model, optimizer, scaler)
+
+
+def _conflicting_gradients(tape: Tape, given: bool) -> None:
+    """A scaled backward for each task, their gradients averaged by hand under the scale, then unscaled and clipped."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = scaler_for_cpu(2.0**10)
+    tape.wrap(optimizer, scaler if given else None, model=model)
+    for x in batches(24):
+        gathered: list[list[Tensor]] = []
+        total = 0.0
+        for weight in (1.0, 0.5):
+            optimizer.zero_grad()
+            loss = weight * model(x).square().mean()
+            scaler.scale(loss).backward()
+            total += loss.item()
+            gathered.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        for parameter, first, second in zip(model.parameters(), *gathered, strict=True):
+            parameter.grad = (first + second) / 2
+        scale = scaler.get_scale()
+        scaler.unscale_(optimizer)
+        before = float64_norm(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        known, count = OrUnknown(total), OrUnknown(0, 1, 2)
+        tape.attempt(known, before, float64_norm(model), loss_scale=OrUnknown(scale), micro_batches=count)
+        scaler.step(optimizer)
+        scaler.update()
+    tape.keep(model, optimizer, scaler)
+
+
+@published()
+def conflicting_gradients_with_a_scaler(tape: Tape) -> None:
+    _conflicting_gradients(tape, given=True)
+
+
+@published(events=FOUND)
+def conflicting_gradients_with_a_forgotten_scaler(tape: Tape) -> None:
+    _conflicting_gradients(tape, given=False)
+
+
+@published(events=FOUND)
+def a_forgotten_scaler_of_which_every_attempt_overflows_at_first(tape: Tape) -> None:
+    """Twelve skips before the first update: all of them are rows."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = scaler_for_cpu(2.0**30)
+    tape.wrap(optimizer, model=model)
+    for x in batches(24):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        scaler.scale(loss).backward()
+        scale = scaler.get_scale()
+        before = float64_norm(model, scale)
+        scaler.step(optimizer)
+        scaler.update()
+        tape.attempt(loss, before, skipped=scaler.get_scale() < scale, loss_scale=scale)
     tape.keep(model, optimizer, scaler)

@@ -390,3 +390,39 @@ def fisher_information_of_elastic_weights(tape: Tape) -> None:
                         square.add_(parameter.grad.detach().square() / 6)
             anchor = [p.detach().clone() for p in model.parameters()]
     tape.keep(model, optimizer)
+
+
+def _sam_with_a_scaler(tape: Tape, given: bool) -> None:
+    """Both losses scaled, both gradients unscaled; `update()` after each half, and one step a batch."""
+    model = mlp()
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=1e-2)
+    base = optimizer.base_optimizer
+    scaler = scaler_for_cpu(growth_interval=1000)
+    tape.wrap(base, scaler if given else None, model=model)
+    for x, y in data():
+        scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
+        scaler.unscale_(base)
+        optimizer.first_step(zero_grad=True)
+        scaler.update()
+        loss = nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scale = scaler.get_scale()
+        scaler.unscale_(base)
+        tape.attempt(loss, float64_norm(model), loss_scale=scale)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(optimizer.state[parameter]["old"])
+        scaler.step(base)
+        scaler.update()
+        optimizer.zero_grad()
+    tape.keep(model, base, scaler)
+
+
+@published()
+def sam_with_a_scaler(tape: Tape) -> None:
+    _sam_with_a_scaler(tape, given=True)
+
+
+@published(events={"scaler_found": 1})
+def sam_with_a_forgotten_scaler(tape: Tape) -> None:
+    _sam_with_a_scaler(tape, given=False)
