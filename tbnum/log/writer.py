@@ -209,7 +209,7 @@ class _Sink:
         self._lay_out(RowPacker(columns))
         about = {"format_version": FORMAT_VERSION, "session": uuid.uuid4().hex, "start_time": time.time(), **meta}
         self.session = self._first_session(about)
-        self.tensors = self._tables(max_tensor_bytes)
+        self.tensors = _tables_of(self.session, max_tensor_bytes, self.lost)
 
     def _first_session(self, meta: Mapping[str, Any]) -> SessionWriter:
         """Makes the folder and the file in it. OSError that names the folder."""
@@ -223,10 +223,6 @@ class _Sink:
 
     def _session(self, after: int, meta: Mapping[str, Any]) -> SessionWriter:
         return SessionWriter(self._folder, self._rank, after, self.packer, meta, self.lost.count)
-
-    def _tables(self, max_bytes: int) -> TensorsWriter:
-        about = {key: self.session.meta[key] for key in ("format_version", "session")}
-        return TensorsWriter(self.session.tensors_path, about, max_bytes, self.lost.count)
 
     # -- called by the training thread
 
@@ -448,7 +444,7 @@ class _Sink:
         left = self.tensors.bytes_left
         self.tensors.close()
         self.session = session
-        self.tensors = self._tables(left)
+        self.tensors = _tables_of(session, left, self.lost)
 
     def _report_dropped(self) -> None:
         if self.lost.by_reason == self._reported:
@@ -471,6 +467,11 @@ class _Sink:
         self._thread = None
         self.tensors.forget()
         self.session.close()
+
+
+def _tables_of(session: SessionWriter, max_bytes: int, lost: Lost) -> TensorsWriter:
+    about = {key: session.meta[key] for key in ("format_version", "session")}
+    return TensorsWriter(session.tensors_path, about, max_bytes, lost.count)
 
 
 _WAKE = object()
