@@ -328,7 +328,7 @@ def test_an_event_sends_the_pending_steps_after_it(tmp_path: Path) -> None:
         log.append_step(row(0))
         run = Run(tmp_path)
         log.write_event(skip(1))
-        assert poll(lambda: run.refresh() and run.steps["step"].tolist() == [0, 1])  # the event tells of its own step
+        assert poll(lambda: run.refresh() and run.steps["step"].tolist() == [0, 1])  # that of the event from its facts
 
 
 @pytest.mark.parametrize(
