@@ -17,9 +17,10 @@ from tbnum.observe.attempt import UNKNOWN, Loss
 from tbnum.observe.caches import Caches
 from tbnum.observe.caller import users_line
 from tbnum.observe.given_up import some_versions
-from tbnum.observe.gradients import Gradients, dtypes_behind, leads_to_others
+from tbnum.observe.gradients import Gradients, dtypes_behind, leads_to_others, parameters_of
 from tbnum.observe.loop import Loop
 from tbnum.observe.scaled import Scaled, scaled_by
+from tbnum.observe.shards import are_flattened
 from tbnum.observe.track import Signal, Track
 from tbnum.observe.transfer import Number, capturing, hold
 from tbnum.observe.watcher import Part, harmless
@@ -88,8 +89,8 @@ class Losses(Part):
         for track, there in running.before:
             if track.open is not None and _are_gone(track, there):
                 self._gone(track)
-            elif track.open is not None and track.open.arrived[0] != there.marks()[0]:
-                track.open.loss_is_known = track.open.loss_is_known and not track.open.backwards
+            elif track.open is not None and track.open.backwards and _are_others(track, there):
+                track.open.loss_is_known = False
             if track.open is None and there.tensors and there.marks() == track.used:
                 track.leftovers.found("gradients_not_zeroed", there)
             if track.open is None and there.tensors and _were_set_by_hand(track, there):
@@ -200,6 +201,14 @@ def _are_gone(track: Track, there: Gradients) -> bool:
     zeroed = any(attempt.samples) and not any(there.samples())  # by a write through `.data`, which leaves no mark
     track.rescales |= zeroed
     return zeroed
+
+
+def _are_others(track: Track, there: Gradients) -> bool:
+    """Whether others were put in the place of the gradients that the last backward left."""
+    attempt, optimizer = track.open, track.optimizer
+    if attempt is None or optimizer is None or attempt.arrived[0] == there.ids():
+        return False
+    return not are_flattened(parameters_of(optimizer))
 
 
 def _were_set_by_hand(track: Track, there: Gradients) -> bool:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tbnum.observe.gradients import Gradients, local, parameters_of
 
-__all__ = ["Layout", "Layouts"]
+__all__ = ["Layout", "Layouts", "are_flattened"]
 
 _Part = tuple[bool, tuple[int, ...], str | None]
 """Of one tensor: whether this rank's part counts, the ranks whose parts make the whole, or why these are not known."""
@@ -168,6 +168,11 @@ _WHOLE = frozenset({Tensor, nn.Parameter})
 
 def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "_local_tensor") or _is_flat(tensor)
+
+
+def are_flattened(parameters: Iterable[Tensor]) -> bool:
+    """By FSDP1, which makes a parameter's gradient anew, as a view, whenever it likes."""
+    return any(map(_is_flat, parameters))
 
 
 def _is_flat(parameter: Tensor) -> bool:
