@@ -38,6 +38,7 @@ from benchmarks.contenders import (
     hold_still,
 )
 from benchmarks.report import Report, Row, median, parser, reset_peak, resident_mb, spread
+from benchmarks.sample_ids import sample_ids
 from benchmarks.small import small
 from demo.model import GPT, GPTConfig
 
@@ -284,6 +285,7 @@ def growth(report: Report, counts: Sequence[int], *, steps: int, long: int) -> N
         watch.detach()
         note = f"{few} tensors, {long:,} steps on end"
         rows.append(Row("log's thread in the background, a step", spent.background / long * 1e6, "us", note=note))
+    rows += sample_ids(long)
     report.add("growth with the number of tensors of 64 elements, defaults", rows)
 
 

@@ -468,7 +468,23 @@ def test_whole_numbers_are_kept_as_they_are(given: Any, kept: list[int]) -> None
 
 
 @pytest.mark.parametrize(
-    "given", ["abc", ["a"], [1.5], 1.5, None, [None], {"a": 1}, [[1, 2], [3, 4]], [2**64], True, [1, "a"], object()]
+    "given",
+    [
+        "abc",
+        ["a"],
+        [1.5],
+        1.5,
+        None,
+        [None],
+        {"a": 1},
+        [[1, 2], [3, 4]],
+        [2**64],
+        True,
+        [1, "a"],
+        [1, [2]],
+        [1, True, 0.5],
+        object(),
+    ],
 )
 def test_what_cannot_be_kept_is_a_type_error_that_names_it(given: Any) -> None:
     with pytest.raises(TypeError, match=r"log_batch\(\) takes") as error:

