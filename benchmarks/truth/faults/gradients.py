@@ -113,8 +113,10 @@ class Accumulating(Loop):
     steps = 320
 
 
-@faulty(Truth(("gradients_discarded",), from_start=True, late=20), any_difference=True)
+@faulty(Truth(("gradients_discarded",), least="info", from_start=True, late=20), any_difference=True)
 class ZeroGradInTheAccumulation(Accumulating):
+    """Adversarial training and a gradient a task look just like it, and are meant."""
+
     def micro_batch(self, micro: int) -> None:
         self.zero_grad()
         super().micro_batch(micro)
