@@ -180,8 +180,11 @@ def test_of_three_million_elements_none_is_dropped(elements: int) -> None:
 class HostReads(TorchDispatchMode):
     """Where observing asks the host for the value of a tensor: on a device each such question waits for it.
 
-    Measuring may ask where a tensor is on the CPU; that it does not elsewhere, tests of its own say.
+    Measuring (`meter.py` too) may ask where a tensor is on the CPU, as the device of these tests is; that it does not
+    elsewhere, tests of its own say.
     """
+
+    OBSERVE = str(Path(tbnum.__file__).parent / "observe")
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +196,9 @@ class HostReads(TorchDispatchMode):
             while "_dynamo" in caller.f_code.co_filename or caller.f_code.co_filename.endswith("_compile.py"):
                 assert caller.f_back is not None
                 caller = caller.f_back
-            if caller.f_code.co_filename.startswith(str(Path(tbnum.__file__).parent / "observe")):
+            if caller.f_code.co_filename.startswith(self.OBSERVE) and not caller.f_code.co_filename.endswith(
+                "meter.py"
+            ):
                 self.where.append(f"{caller.f_code.co_filename}:{caller.f_lineno}")
         return function(*args, **(kwargs or {}))
 

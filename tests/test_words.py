@@ -129,7 +129,7 @@ LEFT: dict[str, int] = {
     "tbnum/observe/rescaling.py": 1,
     "tbnum/observe/scaled.py": 1,
     "tbnum/observe/seam.py": 2,
-    "tbnum/observe/shards.py": 2,
+    "tbnum/observe/shards.py": 3,
     "tbnum/observe/track.py": 1,
     "tbnum/observe/transfer.py": 1,
     "tbnum/observe/zero_grad.py": 5,
