@@ -165,6 +165,12 @@ def leads_to_others(losses: Iterable[Any], parameters: Iterable[Tensor], nodes: 
 
 def _versions(gradients: list[Tensor]) -> list[int]:
     try:
-        return [gradient._version for gradient in gradients]
+        return [gradient._version if type(gradient) is Tensor else _version(gradient) for gradient in gradients]
     except RuntimeError:  # one that was made in inference mode has none
         return [-1 if gradient.is_inference() else gradient._version for gradient in gradients]
+
+
+def _version(gradient: Tensor) -> int:
+    """FSDP2 adds to the local part of a DTensor, whose own version then stays."""
+    version: int = getattr(gradient, "_local_tensor", gradient)._version
+    return version
