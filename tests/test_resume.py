@@ -154,12 +154,12 @@ def test_without_monitor_state_adams_own_counter_tells_the_step(tmp_path: Path) 
     assert resume.data["how"] == "counted"
 
 
-def test_where_nothing_tells_the_step_it_says_so_and_goes_on_after_the_last(tmp_path: Path) -> None:
+def test_where_the_step_of_the_checkpoint_is_unknown_it_says_so_and_goes_on_after_the_last(tmp_path: Path) -> None:
     saved = first_session(tmp_path, "SGD")
     Session(tmp_path, saved, ("monitor",), "SGD").train(SAVED_AT, SAVED_AT + 5).close()
     run = run_of(tmp_path)
     (resume,) = [event for event in run.events if event.kind == "resume"]
-    assert resume.data["how"] == "unknown" and "nothing says" in resume.message
+    assert resume.data["how"] == "unknown" and "step is unknown" in resume.message
     assert run.steps["step"].tolist() == list(range(STEPS + 5))
 
 

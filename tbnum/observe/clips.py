@@ -15,6 +15,7 @@ from tbnum.observe.attempt import UNKNOWN, Attempt
 from tbnum.observe.caller import users_line
 from tbnum.observe.gradients import Gradients, parameters_of
 from tbnum.observe.loop import Loop
+from tbnum.observe.meter import measured
 from tbnum.observe.rescaling import loss_carried_a_scale
 from tbnum.observe.track import Track
 from tbnum.observe.transfer import Number, capturing, hold
@@ -124,6 +125,10 @@ class Clips(Part):
             self._measure_waiting(track, attempt, optimizer, gradients, taken)
         elif not gradients.same_as(attempt.seen):
             self._measure(track, attempt, optimizer, gradients, max_norm, taken)
+        elif taken is not None and not attempt.clipped:
+            # The norms are those of the pass at `unscale_`, but for their last bits: whichever way a loop goes, it has
+            # the same hash at its first step as at all others.
+            attempt.before = measured(gradients.tensors, attempt.before.divisor, taken)
         attempt.clipped = True
         attempt.clipped_after = len(attempt.backwards)
         return attempt
