@@ -38,5 +38,4 @@ class Alive(Generic[_T]):
         return ref is not None and ref() is member
 
     def __iter__(self) -> Iterator[_T]:
-        members = [ref() for ref in self._refs.copy().values()]
-        return iter([member for member in members if member is not None])
+        return iter([member for ref in self._refs.copy().values() if (member := ref()) is not None])

@@ -173,6 +173,8 @@ class Attempt:
         self.before_is_lost = False  # somebody had rescaled them by hand
         self.rows: Rows | None = None  # likewise, tensor by tensor
         self.after: Measurement | None = None  # of what the optimizer got, where it was measured
+        self.used: tuple[list[int], list[int]] = ([], [])  # ids and versions of what the optimizer was to get
+        self.after_is_lost = False  # somebody wrote to it after tbnum's look: a hook of the user's, say
         self.change: Change | None = None
         self.seen: Gradients | None = None  # the gradients when they were last looked at
         self.looked_at: tuple[int, ...] | None = None  # versions of some parameters when somebody looked at gradients

@@ -94,7 +94,7 @@ _seam: Seam[StepObserver] = Seam(_places)
 
 
 def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    signature = inspect.signature(original)
+    names = tuple(inspect.signature(original).parameters)  # `bind` would take as long as a clip of some tensors
     # torch before 2.6 does all in one function: there a clip has begun before it takes a norm.
     called = getattr(getattr(original, "__code__", None), "co_names", ())
     takes_norms_first = {_TOTAL_NORM, _BY_GIVEN_NORM} <= set(called)
@@ -106,24 +106,26 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         if _thread.clip is not None:  # a clip by norm calls the clip by a given norm: only the outermost counts
             _thread.clip.begins()
             return original(*args, **kwargs)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = arguments.get("parameters")
         try:
-            bound = signature.bind(*args, **kwargs)
-            max_norm = None if name == _BY_VALUE else float(bound.arguments["max_norm"])
-            given = bound.arguments["parameters"]
-        except (TypeError, ValueError):
+            max_norm = None if name == _BY_VALUE else float(arguments["max_norm"])
+        except (KeyError, TypeError, ValueError):
             return original(*args, **kwargs)  # torch's own error
         if not isinstance(given, Iterable):
             return original(*args, **kwargs)
         parameters = _as_list(given)  # the user's: what it raises is his
         if not parameters:
             return _without_parameters(original, args, kwargs)
-        bound.arguments["parameters"] = parameters
-        is_2_norm = name == _BY_NORM and bound.arguments.get("norm_type", 2.0) == 2
-        clip = _Clip(parameters, max_norm, is_2_norm=is_2_norm)
+        if args:
+            args = (parameters, *args[1:])
+        else:
+            kwargs["parameters"] = parameters
+        clip = _Clip(parameters, max_norm, is_2_norm=name == _BY_NORM and arguments.get("norm_type", 2.0) == 2)
         if not takes_norms_first:
             clip.begins()
-        result = clip.run(original, *bound.args, **bound.kwargs)
-        clip.ended(bound.arguments["total_norm"] if name == _BY_GIVEN_NORM else result)
+        result = clip.run(original, *args, **kwargs)
+        clip.ended(arguments["total_norm"] if name == _BY_GIVEN_NORM else result)
         return result
 
     return clip

@@ -125,7 +125,7 @@ class Clips(Part):
             self._measure_waiting(track, attempt, optimizer, gradients, taken)
         elif not gradients.same_as(attempt.seen):
             self._measure(track, attempt, optimizer, gradients, max_norm, taken)
-        elif taken is not None and not attempt.clipped:
+        elif taken is not None and attempt.unscaled_after is not None and not attempt.clipped:
             # The norms are those of the pass at `unscale_`, but for their last bits: whichever way a loop goes, it has
             # the same hash at its first step as at all others.
             attempt.before = measured(gradients.tensors, attempt.before.divisor, taken)

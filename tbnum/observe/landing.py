@@ -190,7 +190,9 @@ def _take_clipping(record: OptimizerRecord, one: Attempt, host: Transfer) -> Non
     if record.shares is not None:
         _take_clipping_of_shares(record, record.shares, one, coefficient)
         return
-    if one.after is not None:
+    if one.after_is_lost:
+        record.grad_norm_clipped = UNKNOWN
+    elif one.after is not None:
         record.grad_norm_clipped = _ratio(combine(host.numbers(one.after.totals)), host.number(one.after.divisor))
     elif coefficient == 0 and record.nonfinite_tensors == 0:
         record.grad_norm_clipped = 0.0  # finite elements whose norm overflowed: clipping left nothing

@@ -67,6 +67,9 @@ class Updates(Part):
         gradients = Gradients.of(optimizer)
         if track.may_evaluate:  # all of its evaluations were the first: the optimizer leaves gradients as they are
             self._uses(track, attempt, optimizer, gradients)
+        else:
+            ids, versions = attempt.used
+            attempt.after_is_lost = ids == gradients.ids() and versions != gradients.versions
         track.is_stepping = track.may_evaluate = False
         if attempt.snapshot:
             loop.meter.measure_update(attempt, optimizer)
@@ -105,6 +108,7 @@ class Updates(Part):
             if track.may_evaluate and attempt is not None and attempt.backwards:
                 # A closure begins its second evaluation: the first is what the step is about.
                 self._uses(track, attempt, optimizer, Gradients.of(optimizer))
+                attempt.used = ([], [])  # those of later evaluations are others
                 track.may_evaluate = False
             return
         if track.open is not None and not capturing():
@@ -130,6 +134,7 @@ class Updates(Part):
             self._measure(track, attempt, optimizer, gradients, divisor)
         elif loop.meter.must_look_again(attempt, gradients):
             attempt.after = measured(gradients.tensors, divisor)
+        attempt.used = gradients.marks()
         loop.sees_gradients(track, optimizer, attempt)
 
     def _measure(
