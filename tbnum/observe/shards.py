@@ -171,7 +171,7 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 
 def are_flattened(parameters: Iterable[Tensor]) -> bool:
-    """By FSDP1, which makes a parameter's gradient anew, as a view, whenever it likes."""
+    """By FSDP1, which makes a parameter's gradient again, as another view, whenever it likes."""
     return any(map(_is_flat, parameters))
 
 

@@ -140,7 +140,7 @@ class Track:
         self.discarding = 0  # steps in a row before which some were
         self.unused_backwards = 0
         self.never_stepped = True
-        self.endings: deque[bool] = deque(maxlen=REMEMBERED)  # of late attempts: given up by the loop after a look
+        self.endings: deque[bool] = deque(maxlen=REMEMBERED)  # of the last attempts: given up by the loop after a look
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
