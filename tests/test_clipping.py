@@ -202,3 +202,25 @@ def test_gradients_that_overflowed_are_looked_at_before_the_clip_spoils_the_othe
     (run,) = tbnum.read(loop.monitor.logdir).values()
     steps, _, infinite = run.tensors["inf"]
     assert steps[-1] == 1 and infinite[-1].tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("factor", [0.0, 8.0])
+def test_gradients_that_somebody_writes_to_between_unscale_and_the_clip_cost_their_norm_alone(
+    factor: float, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path, tensor_interval=5):
+        for _ in range(12):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(3, 2)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            for parameter in list(model.parameters())[:2]:
+                parameter.grad.mul_(factor)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    (run,) = tbnum.read(tmp_path).values()
+    assert run.steps["step"].tolist() == list(range(12))
+    assert not [warning for warning in recwarn if "tbnum" in str(warning.message)]

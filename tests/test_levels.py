@@ -286,3 +286,20 @@ def test_a_learning_rate_of_nan_was_measured_where_the_optimizer_stepped():
     absent = np.zeros(COUNT)
     absent[1234] = NAN  # it took no part in that step
     assert "lr_nonfinite" not in reported(columns(COUNT, lr=lr, nonfinite_tensors=absent))
+
+
+def test_a_group_that_was_added_later_had_no_learning_rate_before():
+    lr = np.full(COUNT, 1e-4)
+    lr[:1000] = NAN
+    steps = {**columns(COUNT), "lr/1": lr}
+    assert "lr_nonfinite" not in reported(steps)
+    steps["lr/1"][2000] = NAN
+    assert reported(steps)["lr_nonfinite"].steps == (2000,)
+
+
+def test_a_norm_after_none_at_all_is_many_times_nothing_and_no_explosion():
+    norm = np.zeros(COUNT)
+    norm[2990:] = 1.0
+    loss = falling()
+    loss[3000:] += 40
+    assert {"findings_left_out", "exploding_norm"}.isdisjoint(reported(columns(COUNT, grad_norm=norm, loss=loss)))

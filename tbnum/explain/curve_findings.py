@@ -157,7 +157,7 @@ def _exploded(
     window = norms[begin:end]
     with np.errstate(invalid="ignore"):
         high = np.flatnonzero(np.isfinite(window) & ~skipped[begin:end] & (window > NORM_EXPLODED * usual))
-    if not len(high):
+    if not len(high) or not usual > 0:  # many times nothing is no measure
         return None
     return step, what, view.number[begin + high].tolist(), float(window[high[0]]), usual
 

@@ -71,12 +71,18 @@ def invalid(view: RunView) -> Iterator[Finding]:
 
 
 def _nonfinite(view: RunView, column: StepColumn, lr: np.ndarray) -> np.ndarray:
-    """Rows (R,). A NaN counts where the optimizer stepped, and others of its rates are known: then it was measured."""
+    """Rows (R,). A NaN counts where the optimizer stepped, and others of its rates are known: then it was measured.
+
+    Not before the first rate of a further group, which may have been added to the optimizer there.
+    """
     rows = np.isinf(lr)
     looked_at = view.steps.get(column.beside("nonfinite_tensors"))
     if looked_at is not None and np.isfinite(lr).any():
         skipped = view.steps.get(column.beside("skipped"), view.skipped)
-        rows = rows | (np.isnan(lr) & ~np.isnan(looked_at) & ~skipped.astype(bool))
+        measured = ~np.isnan(looked_at) & ~skipped.astype(bool)
+        if column.group:
+            measured[: int(np.argmax(np.isfinite(lr)))] = False
+        rows = rows | (np.isnan(lr) & measured)
     return np.flatnonzero(rows)
 
 

@@ -263,6 +263,8 @@ def _take_histograms(
 def _spread(parameters: int, places: Sequence[int], norms: list[TensorNorms], host: Transfer) -> np.ndarray:
     """(P,) norms, NaN for parameters without a gradient."""
     values = [host.array(each.norms) for each in norms]
+    if not values:  # somebody wrote to the gradients before they could be measured
+        return np.full(parameters, UNKNOWN, np.float32)
     if len(places) == parameters and len(norms) == 1 and norms[0].in_order:
         return values[0]
     spread = np.full(parameters, UNKNOWN, np.result_type(*values))
