@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -166,7 +167,16 @@ def run_all(calls: Sequence[tuple[Callable[..., Result], tuple[Any, ...]]], proc
 
 
 def _run(call: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
-    return call(*arguments)
+    """An exception, in the loop's `close()` or in the report, is the worst that can be said."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        if call is look_at_noise:
+            raise
+        case: Case = arguments[0]
+        outcome = "wrong" if call is look_at_fault else "false alarm"
+        said = [f"raised {type(error).__name__}: {error}", traceback.format_exc()]
+        return Result(case.name, case.kind, is_held_out(case.kind), outcome, said)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
