@@ -303,3 +303,19 @@ def test_a_norm_after_none_at_all_is_many_times_nothing_and_no_explosion():
     loss = falling()
     loss[3000:] += 40
     assert {"findings_left_out", "exploding_norm"}.isdisjoint(reported(columns(COUNT, grad_norm=norm, loss=loss)))
+
+
+def test_a_bias_before_a_normalization_moves_by_rounding_alone_and_is_meant_to(tmp_path: Path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=5):
+        for _ in range(200):
+            x = torch.randn(64, 8)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), x[:, :4].argmax(1)).backward()
+            optimizer.step()
+    (run,) = tbnum.read(tmp_path).values()
+    assert "update_ratio_low" not in {finding.rule for finding in run.findings}

@@ -19,6 +19,7 @@ from tbnum.explain.thresholds import (
     LR_IDLE,
     NAMES_SHOWN,
     NOT_FLOAT16_SHARE,
+    ROUNDING_GRADIENT,
     TENSOR_EXPLODED,
     TENSOR_ROWS,
     TENSOR_ROWS_LEAST,
@@ -193,7 +194,10 @@ def _update_ratios(view: RunView, rows: Rows) -> Iterator[Finding]:
     vector = np.array([_is_vector(name, shapes) for name in rows.names])
     enough = np.isfinite(changes).sum(0) >= TENSOR_ROWS_LEAST
     high = names_where((ratio >= UPDATE_RATIO_HIGH) & ~vector, rows.names)
-    low = names_where((ratio <= UPDATE_RATIO_LOW) & enough, rows.names)
+    norms = _median(columns["grad_norm"])
+    # The bias before a normalization has no slope: its gradient is what rounding leaves.
+    rounding = vector & (norms <= ROUNDING_GRADIENT * np.nanmax(norms, initial=0.0))
+    low = names_where((ratio <= UPDATE_RATIO_LOW) & enough & ~rounding, rows.names)
     if high:
         worst = max(high, key=lambda name: ratio[rows.names.index(name)])
         yield Finding(

@@ -107,6 +107,10 @@ UPDATE_RATIO_HIGH, UPDATE_RATIO_LOW = 0.3, 1e-6
 """Usual length of a step relative to the parameter's own. Around 1e-3 is healthy. A third of the parameter rewritten
 in each step is noise, not training; below 1e-6 a float32 parameter is within ten roundings (2**-24) of not moving."""
 
+ROUNDING_GRADIENT = 1e-5
+"""Share of the largest tensor's gradient norm, down to which a vector's gradient may be nothing but the rounding of
+sums that cancel (float32 rounds at 6e-8, over a batch of some thousand terms)."""
+
 LR_IDLE = 0.1
 """Steps whose learning rate is below this share of the highest are left out of what is too small: a schedule's end."""
 
