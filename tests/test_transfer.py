@@ -95,8 +95,9 @@ def test_on_the_host_everything_is_there_at_once() -> None:
     assert sent.numbers([1.0, number]) == [1.0, 2.0] and sent.array(vector).tolist() == [1.0, 1.0]
 
 
-def test_no_other_thread_asks_the_device(device: SlowDevice, tmp_path: Path) -> None:
+def test_no_other_thread_asks_the_device(device: SlowDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a CUDA graph is captured, a question from any other thread would end the capture."""
+    monkeypatch.setattr("tbnum.observe.assembly.SECONDS_AT_MOST", -1.0)  # the other thread comes at once
     model = Half()
     optimizer = OPTIMIZERS["AdamW"](model.parameters())
     with tbnum.wrap(optimizer, model=model, logdir=tmp_path) as monitor, ThreadPoolExecutor(1) as other:
@@ -104,7 +105,7 @@ def test_no_other_thread_asks_the_device(device: SlowDevice, tmp_path: Path) -> 
         def after_step(step: int) -> None:
             if step % 2:
                 device.land()
-            other.submit(monitor._observer.drain_quiet).result()
+            other.submit(monitor._observer.drain_quiet, monitor._recorder.on_quiet_step).result()
 
         train(model, optimizer, None, batches(12), max_norm=0.5, after_step=after_step)
         assert device.waited == 0

@@ -102,13 +102,16 @@ class Assembly:
                 self._hand_on(self._pending.popleft())
 
     def drain_quiet(self, on_step: Callable[[StepRecord], None]) -> None:
-        """In another thread, where the loop has not come by for a while: hand on what has landed and makes no event."""
+        """In another thread, where the loop has not come by for a while: hand on what is there and makes no event.
+
+        What a device may still hold is left alone: to ask it from here would end the capture of a CUDA graph.
+        """
         if not self._pending or time.monotonic() - self._handed_on_at < SECONDS_AT_MOST:
             return
         if not self.lock.acquire(blocking=False):
             return
         try:
-            while self._pending and self._pending[0].ready() and not self._pending[0].makes_events():
+            while self._pending and not self._pending[0].is_under_way and not self._pending[0].makes_events():
                 record, _ = self._pending.popleft().land()
                 if record is not None:
                     on_step(record)
