@@ -196,7 +196,7 @@ KILLS = 200 if os.environ.get("TBNUM_FUZZ") else 10
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_kill_at_any_moment_loses_no_event_and_leaves_a_record_without_gaps(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_loses_no_event_and_leaves_no_gap_among_the_rows_that_were_written(tmp_path: Path) -> None:
     # One process loads torch, and each training is a fork of it: 0.2 seconds instead of 3.
     script = """
 import os, sys
@@ -237,5 +237,8 @@ for folder in sys.stdin:
                     alive = False
             run = run_of(folder)
             assert set(reported) <= {(event.kind, event.step) for event in run.events}
-            assert run.steps["step"].tolist() == list(range(len(run.steps["step"]))) and not run.problems
+            steps, skips = run.steps["step"], {event.step for event in run.events if event.kind == "skip"}
+            # Behind the rows that were written stand skips alone, as far as their events tell.
+            written = next((at for at, step in enumerate(steps.tolist()) if step != at), len(steps))
+            assert set(steps[written:].tolist()) <= skips and not run.problems
         process.stdin.close()
