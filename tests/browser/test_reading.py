@@ -185,7 +185,7 @@ def test_events_that_are_alike_are_one_row_that_opens_by_mouse_and_by_key(shared
     expect(openers).to_have_count(0)
 
 
-def test_every_one_of_many_alike_is_reached_by_key(look: Look, serve: Callable[..., TensorBoard], tmp_path: Path):
+def test_every_one_of_many_alike_is_reached_by_key(serve: Callable[..., TensorBoard], look: Look, tmp_path: Path):
     training.sparse_skips(tmp_path / "skips", 1300, range(20, 1220))
     panel = look(serve(tmp_path)).open("skips", tensors="findings").drawn()
     table = panel.frame.locator(".data-table")
