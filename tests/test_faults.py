@@ -238,7 +238,7 @@ for folder in sys.stdin:
             run = run_of(folder)
             assert set(reported) <= {(event.kind, event.step) for event in run.events}
             steps, skips = run.steps["step"], {event.step for event in run.events if event.kind == "skip"}
-            # Behind the rows that were written stand skips alone, as far as their events tell.
+            # Behind the rows that were written come skips alone, known from their events.
             written = next((at for at, step in enumerate(steps.tolist()) if step != at), len(steps))
             assert set(steps[written:].tolist()) <= skips and not run.problems
         process.stdin.close()
