@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tbnum.observe.gradients import operations_behind
+
 __all__ = ["Caches"]
 
 _LOOKED_AT = 64  # operations behind a loss, to find the leaves that its backward wrote to
@@ -26,7 +28,7 @@ class Caches:
 
     def note(self, roots: Sequence[Any]) -> None:
         """A backward of these reached no parameter that is watched. About a microsecond for each operation."""
-        leaves = (getattr(node, "variable", None) for node in _behind(roots, _LOOKED_AT))
+        leaves = (getattr(node, "variable", None) for node in operations_behind(roots, _LOOKED_AT))
         others = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter))
         self._leaves = [weakref.ref(leaf) for leaf in others if leaf.grad is not None]
 
@@ -37,19 +39,10 @@ class Caches:
         alive = [leaf for ref in self._leaves if (leaf := ref()) is not None]
         storages = {leaf.grad.untyped_storage().data_ptr() for leaf in alive if leaf.grad is not None}
         return bool(storages) and any(
-            tensor.untyped_storage().data_ptr() in storages for node in _behind(roots, _NEAR) for tensor in _saved(node)
+            tensor.untyped_storage().data_ptr() in storages
+            for node in operations_behind(roots, _NEAR)
+            for tensor in _saved(node)
         )
-
-
-def _behind(roots: Sequence[Any], most: int) -> Iterator[Any]:
-    seen: set[Any] = set()
-    to_visit = [getattr(root, "grad_fn", None) for root in roots]
-    while to_visit and len(seen) < most:
-        node = to_visit.pop(0)
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            to_visit += [before for before, _ in node.next_functions]
 
 
 def _saved(node: Any) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,16 @@ from torch import Tensor
 from tbnum.observe import transfer
 from tbnum.observe.transfer import Number, hold
 
-__all__ = ["Gradients", "carries_scale", "dtypes_behind", "leads_to", "leads_to_others", "local", "parameters_of"]
+__all__ = [
+    "Gradients",
+    "carries_scale",
+    "dtypes_behind",
+    "leads_to",
+    "leads_to_others",
+    "local",
+    "operations_behind",
+    "parameters_of",
+]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -110,6 +119,18 @@ def carries_scale(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
     """Whether the enabled scaler has neither unscaled these gradients since the last update nor stepped with them."""
     state = scaler._per_optimizer_states.get(id(optimizer))  # a plain look-up would make an entry
     return state is None or state["stage"].name == "READY"
+
+
+def operations_behind(roots: Sequence[Any], most: int) -> Iterator[Any]:
+    """The nearest `most` operations of the graph behind some tensors, breadth first; about 1 microsecond each."""
+    seen: set[Any] = set()
+    to_visit = [getattr(root, "grad_fn", None) for root in roots]
+    while to_visit and len(seen) < most:
+        node = to_visit.pop(0)
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            to_visit += [before for before, _ in node.next_functions]
 
 
 def dtypes_behind(loss: Tensor, nodes: int = 1000) -> set[torch.dtype]:

@@ -123,12 +123,8 @@ def _unique(lists: Iterable[list[Loss]]) -> list[Loss]:
 def _sum(losses: list[Loss], is_known: bool, host: Transfer) -> tuple[list[float], float]:
     if not losses or not is_known or not all(loss.is_known for loss in losses):
         return [], UNKNOWN
-    values = [_quotient(host.number(loss.value), host.number(loss.divisor)) for loss in losses]
+    values = [_ratio(host.number(loss.value), host.number(loss.divisor)) for loss in losses]
     return values, sum(values)
-
-
-def _quotient(value: float, by: float) -> float:
-    return value if by == 1.0 else value / by if by else UNKNOWN
 
 
 def _landed(one: Attempt, host: Transfer) -> OptimizerRecord:

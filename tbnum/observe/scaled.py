@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tbnum.observe.gradients import operations_behind
 from tbnum.observe.transfer import Number, hold
 
 __all__ = ["Scaled", "remember", "scaled_by"]
@@ -72,16 +73,9 @@ def scaled_by(roots: Sequence[Any]) -> Scaled | None:
 
 
 def _behind(roots: Sequence[Any]) -> Scaled | None:
-    seen: set[Any] = set()
-    to_visit = [getattr(root, "grad_fn", None) for root in roots]
-    while to_visit and len(seen) < _LOOKED_AT:
-        node = to_visit.pop(0)
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in operations_behind(roots, _LOOKED_AT):
         entry = node.metadata.get(_KEY)
         if entry is not None:
             scaler = entry.scaler()
             return None if scaler is None else Scaled(None, entry.scale, entry.dtype, scaler)
-        to_visit += [before for before, _ in node.next_functions]
     return None

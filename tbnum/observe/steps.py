@@ -94,10 +94,6 @@ class StepObserver:
     def has_several(self) -> bool:
         return len(self._loop.tracks) > 1
 
-    @property
-    def troubles(self) -> int:
-        return self._loop.troubles
-
     def follows(self, optimizer: torch.optim.Optimizer) -> bool:
         return self._loop.track_of(optimizer) is not None
 
