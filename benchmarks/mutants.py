@@ -4,8 +4,9 @@
     python -m benchmarks.mutants --sample 20 --under tbnum/measure
 
 Cosmic Ray makes the faults (a comparison reversed, a constant changed, a decorator removed ...); here they are
-drawn, the tests for each are chosen, and the score is printed. Every fault is planted in a copy of the last commit. A
-survivor becomes a test, or is named in `EQUIVALENT` with the reason why no test can notice it.
+drawn, and the score is printed. All tests run once under coverage, some minutes, which shows which of them execute the
+line of a fault: these are run for it, until one fails. Every fault is planted in a copy of the last commit. A survivor
+becomes a test, or is named in `EQUIVALENT` with the reason why no test can notice it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,17 +31,18 @@ from cosmic_ray.mutating import mutate_and_test
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, TestOutcome
 
+from benchmarks.mutant_tests import Coverage, cover
+
 ROOT = Path(__file__).parents[1]
 UNDER = ("tbnum/observe", "tbnum/measure", "tbnum/log", "tbnum/explain", "plugins/tensorboard_plugin_tbnum")
-TIMEOUT = 900.0  # seconds for one fault; a loop without an end counts as noticed
+STATIC = "plugins/tensorboard_plugin_tbnum/static"  # built, so not in the commit
+NAMES = "tests-of-the-fault.txt"
+TIMEOUT = 400.0  # seconds for one fault; a loop without an end counts as noticed
 
 # Annotations are never evaluated: what is changed in `int | None` changes nothing.
 NO_FAULT = re.compile(r"core/ReplaceBinaryOperator_BitOr_")
-SLOW = ("dist", "install", "docs", "readme", "demo", "benchmarks", "frontend", "integrations", "notebook", "gpu")
-END_TO_END = ("test_survivors", "test_monitor", "test_cli")  # run for every fault, after those of its own package
-
 EQUIVALENT: dict[tuple[str, str], str] = {}
-"""Survivors that no test can notice: module and definition, and why."""
+"""Survivors that no test can notice: module and the line as it is changed, and why."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +51,32 @@ class Fault:
     line: int
     definition: str
     operator: str
+    tests: int
+    seconds: float
     noticed: bool
     difference: str
+
+    def changed(self) -> list[str]:
+        """The lines as the fault leaves them."""
+        lines = self.difference.splitlines()
+        return [line[1:].strip() for line in lines if line.startswith("+") and not line.startswith("+++")]
 
 
 def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="tbnum-mutants-") as name:
-        drawn = draw(Path(name), arguments.under, arguments.sample, arguments.seed)
-        copies = [copy_of_the_last_commit(Path(name) / f"copy{number}") for number in range(arguments.jobs)]
-        with ProcessPoolExecutor(len(copies), initializer=_enter, initargs=(copies, _places(Path(name)))) as pool:
+        folder = Path(name)
+        drawn = draw(folder, arguments.under, arguments.sample, arguments.seed)
+        copies = [copy_of_the_last_commit(folder / f"copy{number}") for number in range(arguments.jobs)]
+        if arguments.coverage is None:
+            cover(folder, copies[0], arguments.jobs)
+        coverage = Coverage.read(arguments.coverage or folder, sorted({str(each.module_path) for each in drawn}))
+        tests = [tests_of(coverage, mutation) for mutation in drawn]
+        with ProcessPoolExecutor(len(copies), initializer=_enter, initargs=(copies, _places(folder))) as pool:
             faults = []
-            for number, fault in enumerate(pool.map(try_one, drawn), 1):
+            for number, fault in enumerate(pool.map(try_one, drawn, tests), 1):
                 faults.append(fault)
-                verdict = "noticed " if fault.noticed else "SURVIVED"
-                print(f"{number:4}/{len(drawn)}  {verdict}  {fault.module}:{fault.line}  {fault.operator}", flush=True)
+                print(f"{number:4}/{len(drawn)}  {_verdict(fault)}", flush=True)
     report(faults, arguments.json)
 
 
@@ -71,6 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same faults of the same code")
     parser.add_argument("--under", nargs="+", default=UNDER, help="folders whose code is changed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="faults tried at once")
+    parser.add_argument("--coverage", type=Path, metavar="FOLDER", help="of an earlier run of all tests")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "mutants.json", metavar="FILE")
     return parser.parse_args()
 
@@ -90,6 +106,7 @@ def copy_of_the_last_commit(folder: Path) -> Path:
     folder.mkdir()
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
+    shutil.copytree(ROOT / STATIC, folder / STATIC)
     return folder
 
 
@@ -109,60 +126,40 @@ def _enter(copies: Sequence[Path], places: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def try_one(mutation: MutationSpec) -> Fault:
-    tests = tests_of(Path(mutation.module_path))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    result = mutate_and_test([mutation], " ".join(command), TIMEOUT)
+def tests_of(coverage: Coverage, mutation: MutationSpec) -> list[str]:
+    return coverage.of_fault(Path(mutation.module_path), mutation.start_pos[0], mutation.end_pos[0])
+
+
+def try_one(mutation: MutationSpec, tests: Sequence[str]) -> Fault:
+    began = time.monotonic()
+    Path(NAMES).write_text("\n".join(tests), encoding="utf-8")
+    command = f"{sys.executable} -m pytest -q -x -p no:cacheprovider @{NAMES}"
+    result = mutate_and_test([mutation], command, TIMEOUT)
     return Fault(
         module=str(mutation.module_path),
         line=mutation.start_pos[0],
         definition=mutation.definition_name or "",
         operator=mutation.operator_name.removeprefix("core/"),
-        noticed=result.test_outcome != TestOutcome.SURVIVED,
+        tests=len(tests),
+        seconds=round(time.monotonic() - began, 1),
+        noticed=bool(tests) and result.test_outcome != TestOutcome.SURVIVED,
         difference=result.diff or "",
     )
 
 
-def tests_of(module: Path) -> list[str]:
-    """The tests that can notice a fault in a module, the likeliest first."""
-    package = ".".join(module.parts[:2]) if module.parts[0] == "tbnum" else module.parts[1]
-    ranked = []
-    for file in sorted(Path("tests").glob("test_*.py")):
-        if not any(word in file.stem for word in SLOW):
-            likeliness = _likeliness(module, package, file)
-            if likeliness is not None:
-                ranked.append((likeliness, str(file)))
-    return [name for _, name in sorted(ranked)]
-
-
-def _likeliness(module: Path, package: str, file: Path) -> int | None:
-    """Smaller is likelier; None: these tests have nothing to do with the module."""
-    text = file.read_text(encoding="utf-8")
-    if module.stem in file.stem or f"{package}.{module.stem}" in text:
-        return 0
-    if re.search(rf"\b{re.escape(package)}\b", text):
-        return 1
-    return 2 if file.stem in END_TO_END else None
+def _verdict(fault: Fault) -> str:
+    where = f"{fault.module}:{fault.line}  {fault.operator}  ({fault.tests} tests, {fault.seconds:.0f} s)"
+    return f"noticed   {where}" if fault.noticed else f"SURVIVED  {where}\n      {' '.join(fault.changed())}"
 
 
 def report(faults: Sequence[Fault], file: Path) -> None:
-    survivors = [fault for fault in faults if not fault.noticed and (fault.module, fault.definition) not in EQUIVALENT]
-    for fault in survivors:
-        print(f"\n{fault.module}:{fault.line}  {fault.operator}\n{_changed(fault.difference)}")
-    noticed = len(faults) - len(survivors)
-    print(f"\n{noticed} of {len(faults)} faults were noticed: {100 * noticed / max(len(faults), 1):.1f} %")
+    counted = [fault for fault in faults if not any((fault.module, line) in EQUIVALENT for line in fault.changed())]
+    noticed = sum(fault.noticed for fault in counted)
+    if len(counted) < len(faults):
+        print(f"\n{len(faults) - len(counted)} change nothing that a test can notice, and do not count")
+    print(f"\n{noticed} of {len(counted)} faults were noticed: {100 * noticed / max(len(counted), 1):.1f} %")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps([asdict(fault) for fault in faults], indent=1), encoding="utf-8")
-
-
-def _changed(difference: str) -> str:
-    return "\n".join(_lines_changed(difference))
-
-
-def _lines_changed(difference: str) -> Iterator[str]:
-    for line in difference.splitlines():
-        if line[:1] in "+-" and line[:3] not in ("+++", "---"):
-            yield f"    {line}"
 
 
 if __name__ == "__main__":

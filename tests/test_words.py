@@ -37,6 +37,7 @@ SUFFIXES = (".py", ".md", ".ts", ".js", ".css", ".yml", ".toml", ".cff")
 # What stands in a file on disk, in an interface of another's, or is a word of its own there.
 NAMES = re.compile(
     r"\"flight\"|'flight'|`flight`|in[- ]flight|course loops|test_course_loops|CS336's? course|course's assignment"
+    r"|file\.tell\(\)"
 )
 
 # Files that are being rewritten: at most so many are left in each. The numbers only go down.
