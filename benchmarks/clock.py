@@ -45,7 +45,7 @@ class Spent(NamedTuple):
 class Clock:
     """While it is open, calls of tbnum from the training thread are clocked, the outermost each.
 
-    Clocked are the hooks that tbnum registers with torch, what clipping and the scaler tell the observer, and
+    Clocked are the hooks that tbnum registers with torch, what clipping and the scaler report to the observer, and
     `log_loss`. Not clocked is what surrounds these in a clip, a backward and a method of the scaler: some
     microseconds a step. What a pass is, `Passes` says. The clock has to be opened before `tbnum.wrap`.
     """

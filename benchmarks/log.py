@@ -179,7 +179,7 @@ def tensors_file(report: Report, steps: int, folder: Path) -> None:
         if step % 1000 == 0:
             given += [real.histograms(step, source, whole=False) for source in sources]
         if step % 2000 == 0:
-            given += [real.flight(step + later) for later in range(32)]
+            given += [real.recent(step + later) for later in range(32)]
         start = time.perf_counter()
         for each in given:
             log.write_tensors(each) if isinstance(each, TensorTable) else log.write_histogram(each)

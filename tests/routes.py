@@ -60,7 +60,7 @@ def strict_json(text: bytes) -> Any:
 
 
 def unpack(body: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A binary answer, read as http_api.md tells."""
+    """A binary answer, read as http_api.md describes."""
     data = 4 + int.from_bytes(body[:4], "little")
     assert data % 8 == 0 and len(body) % 8 == 0
     header = strict_json(body[4:data])

@@ -20,7 +20,7 @@ EDGES += [3.4028234663852886e38, (2 - 2.0**-8) * 2.0**127, 3.3961776e38]
 
 
 def spread(count: int, dtype: torch.dtype, seed: int = 0, low: float = -150, high: float = 127) -> Tensor:
-    """Numbers of random sign, evenly spread over the powers of two from 2**low to 2**high."""
+    """Numbers of random sign, uniform over the powers of two from 2**low to 2**high."""
     random = np.random.default_rng(seed)
     values = random.choice([-1.0, 1.0], count) * 2.0 ** random.uniform(low, high, count)
     tensor = torch.from_numpy(values)

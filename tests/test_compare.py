@@ -233,7 +233,7 @@ def test_a_difference_is_held_against_the_spread_of_seeds() -> None:
     seeds = [1.00, 1.02, 0.98, 1.01, 0.99]
     assert judged("loss", [1.0], [1.01], seeds).beyond is False
     assert judged("loss", [1.0], [1.3], seeds).beyond is True
-    assert judged("loss", [1.0], [1.3]).beyond is None, "two runs alone tell nothing"
+    assert judged("loss", [1.0], [1.3]).beyond is None, "two runs alone show nothing"
     paired = judged("loss", [1.0, 2.0, 3.0], [1.1, 2.1, 3.1001], paired=True)
     assert paired.beyond is True and paired.how == "pairs"
     assert judged("loss", [1.0, 2.0, 3.0], [1.1, 2.1, 3.1]).beyond is False

@@ -151,8 +151,8 @@ def test_mlflow_gets_the_scalars_of_every_interval_and_the_events(tmp_path: Path
     (skip,) = client.get_metric_history(mlflow_run.info.run_id, "tbnum/events/skip")
     assert (skip.step, skip.value) == (BAD, 1.0)
     lines = (tmp_path / "artifacts" / mlflow_run.info.run_id / "artifacts" / EVENTS_FILE).read_text().splitlines()
-    told = {event["kind"]: event for event in map(json.loads, lines)}
-    assert told["skip"]["cause"] == skip_of(tmp_path / "run").cause and told["skip"]["remedy"]
+    sent = {event["kind"]: event for event in map(json.loads, lines)}
+    assert sent["skip"]["cause"] == skip_of(tmp_path / "run").cause and sent["skip"]["remedy"]
     assert forwarder.refused == forwarder.dropped == 0
 
 
@@ -181,8 +181,8 @@ forwarder, _ = train_forwarded(folder / "run", forward)
 trackio.finish()
 rows = trackio.SQLiteStorage.get_logs("tests", "run")
 alerts = trackio.SQLiteStorage.get_alerts("tests")
-told = {"rows": rows, "alerts": alerts, "refused": forwarder.refused, "complaint": complaint}
-(folder / "told.json").write_text(json.dumps(told, default=str))
+sent = {"rows": rows, "alerts": alerts, "refused": forwarder.refused, "complaint": complaint}
+(folder / "sent.json").write_text(json.dumps(sent, default=str))
 """
 
 
@@ -193,13 +193,13 @@ def test_trackio_gets_the_scalars_of_every_interval_and_the_events(tmp_path: Pat
     script = [sys.executable, "-c", TRACKIO_SCRIPT, str(tmp_path)]
     done = subprocess.run(script, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "told.json").read_text())
-    losses = {row["step"]: row["tbnum/loss"] for row in told["rows"] if "tbnum/loss" in row}
+    sent = json.loads((tmp_path / "sent.json").read_text())
+    losses = {row["step"]: row["tbnum/loss"] for row in sent["rows"] if "tbnum/loss" in row}
     assert {*range(0, STEPS, 10), BAD} <= set(losses)
-    assert [row["step"] for row in told["rows"] if "tbnum/events/skip" in row] == [BAD]
-    (alert,) = [alert for alert in told["alerts"] if alert["title"] == "tbnum: skip"]
+    assert [row["step"] for row in sent["rows"] if "tbnum/events/skip" in row] == [BAD]
+    (alert,) = [alert for alert in sent["alerts"] if alert["title"] == "tbnum: skip"]
     assert skip_of(tmp_path / "run").remedy in alert["text"]
-    assert told["refused"] == 0 and "call trackio.init() first" in told["complaint"]
+    assert sent["refused"] == 0 and "call trackio.init() first" in sent["complaint"]
 
 
 # Trackers that misbehave.
@@ -231,7 +231,7 @@ class Failing(Recorded):
 
 
 class Stuck(Recorded):
-    """Waits until it is told to go on."""
+    """Waits until it is let go on."""
 
     def __init__(self) -> None:
         super().__init__()

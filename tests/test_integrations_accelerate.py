@@ -192,7 +192,7 @@ def test_a_checkpoint_from_before_tbnum_loads_and_adams_counter_tells_the_step(t
     loop = Loop()
     with loop.wrap(logdir=tmp_path / "run"):
         loop.train(DATA[:20])
-    assert not loop.was_skipped[-1]  # else its counter would not tell before from after
+    assert not loop.was_skipped[-1]  # else its counter would be the same before and after
     loop.accelerator.save_state(tmp_path / "checkpoint")
     assert not (tmp_path / "checkpoint" / STATE_FILE).exists()
     again = Loop()

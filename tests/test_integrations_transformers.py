@@ -218,7 +218,7 @@ def test_a_checkpoint_from_before_tbnum_goes_on_at_the_trainers_step(tmp_path: P
 
 
 def test_a_resumed_training_goes_on_in_the_folder_that_the_first_named_by_the_time(tmp_path: Path) -> None:
-    """TensorBoardCallback names a folder anew; another `output_dir` is another run."""
+    """TensorBoardCallback gives the folder a new name; another `output_dir` is another run."""
 
     def theirs(name: str) -> Any:
         return transformers.integrations.TensorBoardCallback(SummaryWriter(str(tmp_path / name)))

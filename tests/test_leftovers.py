@@ -81,7 +81,7 @@ def twice(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None
     optimizer.step()
 
 
-def told(folder: Path, loop: Loop, steps: int = 30, **settings: Any) -> set[str]:
+def events_of(folder: Path, loop: Loop, steps: int = 30, **settings: Any) -> set[str]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, **settings)
@@ -98,16 +98,16 @@ def told(folder: Path, loop: Loop, steps: int = 30, **settings: Any) -> set[str]
     "loop", [correct, set_to_zero, set_to_zero_by_hand, accumulated, decayed_on_purpose, written_by_hand]
 )
 def test_a_loop_that_means_what_it_does_is_told_nothing(loop: Loop, tmp_path: Path):
-    assert told(tmp_path, loop) == set()
+    assert events_of(tmp_path, loop) == set()
 
 
 @pytest.mark.parametrize("loop", [forgotten, forgotten_later])
 def test_a_forgotten_zero_grad_is_told(loop: Loop, tmp_path: Path):
-    assert told(tmp_path, loop) == {"gradients_not_zeroed"}
+    assert events_of(tmp_path, loop) == {"gradients_not_zeroed"}
 
 
 def test_a_step_that_comes_twice_is_told(tmp_path: Path):
-    assert told(tmp_path, twice) == {"step_without_backward"}
+    assert events_of(tmp_path, twice) == {"step_without_backward"}
 
 
 def test_under_a_scaler_a_forgotten_zero_grad_is_told(tmp_path: Path):
@@ -220,7 +220,7 @@ def discarded(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 def test_gradients_that_are_thrown_away_before_each_step_are_an_information_where_nothing_else_needs_them(
     loop: Loop, there: bool, tmp_path: Path
 ):
-    told(tmp_path, loop)
+    events_of(tmp_path, loop)
     (run,) = tbnum.read(tmp_path).values()
     found = {finding.rule: finding.severity for finding in run.findings}
     assert found.get("gradients_discarded") == ("info" if there else None)

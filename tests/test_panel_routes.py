@@ -1,4 +1,4 @@
-"""The routes that tell how a run does, what led to a step, where two runs part, and the files of what is in view."""
+"""The routes for how a run does, what led to a step, where two runs part, and the files of what is in view."""
 
 from __future__ import annotations
 

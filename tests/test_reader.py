@@ -312,7 +312,7 @@ def test_a_skip_whose_row_never_reached_the_disk_is_a_step_as_far_as_it_tells(tm
         log.append_step(row(step))
     log.flush()
     assert run.refresh()
-    assert_steps(run, [(step, 0) for step in range(10)])  # what the rows tell counts, once they are there
+    assert_steps(run, [(step, 0) for step in range(10)])  # the rows count, once they are there
     assert str(run.totals) == str(totals_of(run))
     assert before["step"].tolist() == [0, 1, 2, 7, 9]
     log.close()

@@ -228,8 +228,8 @@ def test_columns_loaded_together_are_as_those_read_one_by_one(tmp_path: Path) ->
     log = open_log(tmp_path / "mixed", parameters=SHAPES)
     for step in STEPS:
         log.write_tensors(table(step))
-        flight = {"grad_norm": norms(step + 1)[:3]}
-        log.write_tensors(TensorTable(step + 1, NAMES[:3], flight, reason="flight"))
+        recent = {"grad_norm": norms(step + 1)[:3]}
+        log.write_tensors(TensorTable(step + 1, NAMES[:3], recent, reason="flight"))
         log.write_tensors(TensorTable(step + 2, ("extra",), {"activation_norm": np.array([float(step)])}))
     log.close()
     of = runs.RunTable([runs.Root(str(tmp_path))])

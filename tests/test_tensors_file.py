@@ -231,13 +231,13 @@ def test_the_whole_model_and_single_tensors_of_a_step_come_together(tmp_path: Pa
 # -- putting tables together
 
 
-def test_interval_flight_and_failure_come_together_each_step_once_and_the_latest_wins(tmp_path: Path) -> None:
+def test_interval_history_and_failure_come_together_each_step_once_and_the_latest_wins(tmp_path: Path) -> None:
     regular = [table(step) for step in (0, 50, 100)]
-    flight = [table(step, reason="flight", salt=1) for step in range(90, 111)]
+    recent = [table(step, reason="flight", salt=1) for step in range(90, 111)]
     failure = table(110, reason="failure", salt=2)
-    write(tmp_path, *regular, *flight, failure)
+    write(tmp_path, *regular, *recent, failure)
     run = Run(tmp_path)
-    assert_series(run, "grad_norm", [*regular[:2], *flight[:-1], failure])
+    assert_series(run, "grad_norm", [*regular[:2], *recent[:-1], failure])
     assert_series(run, "zero", regular)
 
 
@@ -396,7 +396,7 @@ def test_tables_are_followed_while_they_are_written(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_flight_or_failure_goes_out_at_once(tmp_path: Path) -> None:
+def test_a_history_or_failure_goes_out_at_once(tmp_path: Path) -> None:
     with_thread = LogWriter(tmp_path, columns=COLUMNS, meta={"first_step": 0}, flush_seconds=1e6)
     give(with_thread, table(0))
     give(with_thread, table(1, reason="failure"))
@@ -496,7 +496,7 @@ class RealTensors:
             )
         return TensorTable(step, self.names, {name: values.astype(np.float32) for name, values in columns.items()})
 
-    def flight(self, step: int) -> TensorTable:
+    def recent(self, step: int) -> TensorTable:
         norms = (self.size * np.sqrt(self.elements) * np.exp(self.chance.normal(0, 0.3, 150))).astype(np.float32)
         return TensorTable(step, self.names, {"grad_norm": norms}, None, "flight")
 
@@ -515,7 +515,7 @@ class RealTensors:
 
 def test_a_million_steps_of_150_tensors_take_less_than_150_megabytes(tmp_path: Path) -> None:
     """At the defaults: statistics and the model's histograms each 50 steps, those of each tensor each 1,000, and 500
-    flights of 32 steps. A fiftieth of it is written."""
+    histories of 32 steps. A fiftieth of it is written."""
     real, sources = RealTensors(), HISTOGRAM_SOURCES[:3]
     log = open_log(tmp_path)
     for step in range(0, 20_000, 50):
@@ -525,7 +525,7 @@ def test_a_million_steps_of_150_tensors_take_less_than_150_megabytes(tmp_path: P
             if step % 1000 == 0:
                 log.write_histogram(real.histograms(step, source, whole=False))
         if step % 2000 == 0:
-            give(log, *(real.flight(step + after) for after in range(32)))
+            give(log, *(real.recent(step + after) for after in range(32)))
         log.flush()
     log.close()
     assert log.dropped == {}
@@ -567,7 +567,7 @@ def test_waiting_tables_are_bounded_whatever_hangs(tmp_path: Path) -> None:
     assert lost + len(Run(tmp_path).tensors["absmax"].steps) == 2000 and 0 < lost < 1500
 
 
-def test_past_max_tensor_bytes_only_flights_and_failures_are_written(tmp_path: Path) -> None:
+def test_past_max_tensor_bytes_only_histories_and_failures_are_written(tmp_path: Path) -> None:
     log = open_log(tmp_path, max_tensor_bytes=20_000)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -814,7 +814,7 @@ def test_columns_read_together_are_as_read_one_by_one(tmp_path: Path) -> None:
     write(tmp_path, *written)
     tensors = Run(tmp_path).tensors
     steps, names, values = tensors.read_together(["zero"], 2, 9, beside=("grad_norm", "nowhere"), dtype=np.float32)
-    assert steps.tolist() == list(range(2, 9)) and names == NAMES  # the flight has no zeros
+    assert steps.tolist() == list(range(2, 9)) and names == NAMES  # the recent history has no zeros
     for column in ("zero", "grad_norm"):
         assert values[column].dtype == np.float32
         np.testing.assert_array_equal(values[column], tensors.read(column, 2, 8).values.astype(np.float32))

@@ -201,7 +201,7 @@ def test_steps_are_written_when_the_time_is_up(tmp_path: Path) -> None:
 
 
 def poll(holds: Callable[[], object], seconds: float = 30.0) -> bool:
-    """Whether `holds` came true: for what a thread does by itself, and tells nobody of."""
+    """Whether `holds` came true: for what a thread does by itself, without a word to anybody."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:

@@ -101,7 +101,7 @@ def test_a_touch_pad_zooms_by_a_pinch_and_moves_sideways(shared: TensorBoard, lo
     view = lambda: [int(chart.get_attribute(f"aria-value{end}") or 0) for end in ("min", "max")]  # noqa: E731
     whole = view()
     plot.hover(position={"x": 200, "y": 30})
-    panel.page.keyboard.down("Control")  # as browsers tell of a pinch
+    panel.page.keyboard.down("Control")  # as browsers report a pinch
     panel.page.mouse.wheel(0, -60)
     panel.page.keyboard.up("Control")
     panel.wait_until(lambda: view() != whole, "a zoom")

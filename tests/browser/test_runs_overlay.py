@@ -52,7 +52,7 @@ def with_others(panel: Panel, run: str, others: list[str], **place: str) -> Pane
 
 
 def ends(panel: Panel) -> int:
-    """How many of the others' last losses the summary for screen readers tells."""
+    """How many of the others' last losses the summary for screen readers has."""
     said = panel.frame.locator("#summary-loss").text_content() or ""
     return said.partition("Beside it, at the end: ")[2].count(",") + 1 if "Beside it" in said else 0
 

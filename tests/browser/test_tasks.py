@@ -97,9 +97,9 @@ def test_the_statistics_in_view_are_those_of_the_record(shared: TensorBoard, log
     heads, *rows = table.evaluate("table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))")
     loss = tbnum.read(logdir)["demo"].steps["loss"][100:201]
     column = heads.index("Loss")
-    told = {row[0]: number(row[column]) for row in rows}
+    shown = {row[0]: number(row[column]) for row in rows}
     expected = {"Mean": np.nanmean(loss), "Least": np.nanmin(loss), "Greatest": np.nanmax(loss)}
-    assert told == pytest.approx(expected, rel=2e-5)
+    assert shown == pytest.approx(expected, rel=2e-5)
 
 
 def test_the_first_harmful_skip_and_its_cause_are_one_click_away(shared: TensorBoard, look: Look):

@@ -30,7 +30,7 @@ class Recording:
     overflows whenever it is above `held_scale`. Steps in `bad` overflow at any scale, with a loss spike; steps in
     `nan_loss` have a loss and gradients of NaN (and no skip, as without a scaler). The loss falls to `floor`, and is
     unknown with `no_loss`; without a `scaler` no scale is known; after a step of `pauses` nothing happens for so many
-    seconds; `meta` is what the run tells of itself beside that.
+    seconds; `meta` is what the run says of itself besides.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ test("columns with commas, and the interval, travel as they are", async () => {
   assert.equal(asked[0].url.searchParams.get("from"), "5");
 });
 
-test("a refusal carries the server's reason, and silence is told from it", async () => {
+test("a refusal carries the server's reason, and silence is not taken for one", async () => {
   const refused = apiOf(() => Response.json({ error: "no run 'x'" }, { status: 404 }));
   await assert.rejects(refused.api.run("x"), (error) => error instanceof RouteError && error.status === 404 && error.message === "no run 'x'");
   const silent = apiOf(() => { throw new TypeError("Failed to fetch"); });

@@ -30,13 +30,13 @@ test("a skip's facts begin with the scale and when it was back", () => {
   assert.equal(facts["Finite gradients"], "35 × their usual length");
 });
 
-test("a scale that was tried higher in vain tells how long it had held before that", () => {
+test("a scale that was tried higher in vain says how long it had held before that", () => {
   const evidence = { ...SKIP.data.evidence, held_steps: 6, held_before_probe: 80, failed_probe: 2 ** 20 };
   const rows = eventFacts({ ...SKIP, data: { ...SKIP.data, evidence } });
   assert.deepEqual(rows.slice(2, 4), [["Held before it", "6 steps"], ["… before a probe of 1,048,576 (2²⁰)", "80 steps"]]);
 });
 
-test("a skip of several ranks tells the loss of each, and whose batch it was", () => {
+test("a skip of several ranks has the loss of each, and whose batch it was", () => {
   const ranks = { numbers: [0, 1], losses: [0.19, "Infinity"], guilty: [1], how: "loss" };
   const facts = Object.fromEntries(eventFacts({ ...SKIP, data: { ...SKIP.data, ranks } }));
   assert.equal(facts["Loss by rank"], "rank 0: 0.19\nrank 1: ∞  ← at fault");

@@ -41,7 +41,7 @@ test("events are folded as the report has them, and what is nothing to act on is
   const folds = folded(findingRows(FINDINGS, events), groups);
   assert.deepEqual(folds.map(({ row, others, more }) => [row?.step ?? null, others.map(({ step }) => step), more]), [
     [null, [], ""], [1, [3], "and 1 more"], [4, [], ""], [5, [7], "and 1 more"],
-    [9, [], ""], // of a group that was not told
+    [9, [], ""], // of a group that was not sent
     [null, [2, 6], "2 events with nothing to act on: 2 scale growth"],
   ]);
   assert.equal(folds.flatMap(({ row, others }) => [...(row ? [row] : []), ...others]).length, FINDINGS.length + events.length);

@@ -35,7 +35,7 @@ test("a share is never rounded down to none", () => {
   assert.deepEqual(exponentRange([bin(-60), bin(10)], -127), [-63, 12]);
 });
 
-test("magnitudes that were not measured are told by the bins, and none where nothing was counted", () => {
+test("magnitudes that were not measured come from the bins, and none where nothing was counted", () => {
   const counts = [[bin(-30), 1], [bin(-5), 2]];
   assert.equal(magnitudes(histogram(counts)), "; magnitudes 2⁻³¹ to 2⁻⁵");
   assert.equal(magnitudes(histogram(counts, { low: 0.000012345, high: 0.03 })), "; magnitudes 1.23×10⁻⁵ to 0.03");

@@ -8,8 +8,8 @@ function pressed(key, cursor, more = {}) {
   /** @type {unknown[]} */
   const done = [];
   const event = { key, ...more, preventDefault: () => done.push("taken") };
-  const tell = (name) => (...values) => done.push([name, ...values]);
-  chartKey(event, { view: [100, 200], cursor, moveTo: tell("move"), pin: tell("pin"), zoom: tell("zoom") });
+  const call = (name) => (...values) => done.push([name, ...values]);
+  chartKey(event, { view: [100, 200], cursor, moveTo: call("move"), pin: call("pin"), zoom: call("zoom") });
   return done;
 }
 

@@ -30,7 +30,7 @@ test("marks are turned off by their kind, and by a cause of theirs", () => {
   assert.deepEqual(steps("skip/scale_warmup"), [[2], [4]]);
   assert.deepEqual(steps("skip/scale_warmup", "skip/bad_batch"), [[4]]);
   assert.deepEqual(steps("skip"), [[4]]);
-  assert.equal(shownLanes(lanes, new Set())[0], lanes[0], "nothing is made anew where nothing is hidden");
+  assert.equal(shownLanes(lanes, new Set())[0], lanes[0], "no new array is made where nothing is hidden");
 });
 
 test("each non-finite loss has a mark, and a stretch of them one event", () => {

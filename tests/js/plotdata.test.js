@@ -44,7 +44,7 @@ test("a one-step spike in a bucket is in the band", () => {
   assert.deepEqual(data[2], [1, 1]);
 });
 
-test("behind the loss lies what the ranks spread over, where there are several", () => {
+test("behind the loss lies the range of the ranks, where there are several", () => {
   const series = exact({ loss: [2, 3], "loss/rank_min": [1, 3], "loss/rank_max": [2, Infinity] });
   const { data } = plotData(LOSS, series, options);
   assert.deepEqual([data[1], data[2]], [[2, null], [1, 3]]);

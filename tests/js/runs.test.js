@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { differences, findingsText, sortedRuns } from "../../plugins/tensorboard_plugin_tbnum/frontend/runs.ts";
 
-test("settings differ where their paths do, however deep; what one did not tell is a dash", () => {
+test("settings differ where their paths do, however deep; what one did not record is a dash", () => {
   const first = { scaler: { init_scale: 65536, growth: 2 }, seed: 1, config: null };
   const second = { scaler: { init_scale: 1024, growth: 2 }, seed: 1, config: { lr: 0.1 } };
   assert.deepEqual(differences(first, second), [["config", "–", "–"], ["config.lr", "–", "0.1"], ["scaler.init_scale", "65536", "1024"]].filter(([, a, b]) => a !== b));
@@ -27,7 +27,7 @@ test("runs with errors count as worse than any with warnings, and skips by their
   assert.deepEqual(sortedRuns(runs, "skipped", false).map(({ run }) => run), ["e", "n", "w", "u"]);
 });
 
-test("findings are told by severity, none and not yet counted apart", () => {
+test("findings are counted by severity; none differs from not yet counted", () => {
   assert.equal(findingsText({ error: 1, warning: 2, info: 4 }), "1 error, 2 warnings");
   assert.equal(findingsText({ info: 4 }), "none");
   assert.equal(findingsText(null), "…");

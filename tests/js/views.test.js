@@ -7,7 +7,7 @@ test("only columns that the run has are asked for, with the optimizer's prefix",
   assert.deepEqual(neededColumns(["loss", "gan/grad_norm", "grad_norm"], "gan/"), ["loss", "gan/grad_norm"]);
 });
 
-test("views survive as text, and those that nobody chose are told to follow the run", () => {
+test("views survive as text, and those that nobody chose follow the run", () => {
   assert.equal(formatViews(firstViews()), "auto");
   assert.equal(formatViews(parseViews("auto,loss.log,scale")), "auto,loss.log,scale,norm,clip,lr,ratio,headroom");
   assert.equal(formatViews(parseViews("norm~*90")), "norm~*90,loss,scale,-clip,-lr,-ratio,-headroom");
