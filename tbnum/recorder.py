@@ -86,7 +86,7 @@ class Recorder:
         self._rank, self._world_size = rank, world_size
         self._groups = {name: len(each.param_groups) for name, each in optimizers.items()}
         self._losses: tuple[str, ...] = ()  # names of losses that the loop reports
-        self._layouts: dict[str, dict[str, Any]] = {}  # of optimizers whose tensors are spread over ranks
+        self._layouts: dict[str, dict[str, Any]] = {}  # of optimizers whose tensors are sharded
         self._start_time = time.time()
         meta = {
             "format_version": FORMAT_VERSION,
@@ -106,7 +106,7 @@ class Recorder:
         meta["fingerprint"] = fingerprint(meta)
         self._fingerprint = meta["fingerprint"]
         self._explainer = LiveExplainer(meta)
-        rival = None if rank else writing_now(folder, rank)  # a listing of the folder, by one rank of perhaps thousands
+        other = None if rank else writing_now(folder, rank)  # a listing of the folder, by one rank of perhaps thousands
         self._log = LogWriter(
             folder,
             columns=step_columns(self._groups, own_losses=True, hashed=True),
@@ -115,9 +115,9 @@ class Recorder:
             max_tensor_bytes=max_tensor_bytes,
             flush_seconds=flush_seconds,
         )
-        if rival is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
+        if other is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
             warn(
-                f"process {rival} is recording with tbnum into {str(folder)!r} just now. The record will show this "
+                f"process {other} is recording with tbnum into {str(folder)!r} just now. The record will show this "
                 "training in place of that one from its first step on: give each its own folder."
             )
         own_writer = _opened(folder) if writer is None and not rank else None
@@ -185,7 +185,7 @@ class Recorder:
         columns, row = self._write_row(record)
         self._explainer.step(columns, row)
         self.write_activations()
-        sighted = {} if self._sentinels is None else {each.step: each for each in self._sentinels.reports()}
+        observed = {} if self._sentinels is None else {each.step: each for each in self._sentinels.reports()}
         for name, one in record.optimizers.items():
             self._write_tensors(record, name, one)
             kind = _kind_of_step(one)
@@ -195,7 +195,7 @@ class Recorder:
                     data["samples"] = record.sample_ids[:MAX_SAMPLES_NAMED].tolist()
                 if one.nonfinite_rows:
                     data["nonfinite_names"] = self.names.names_of(name, one.nonfinite_rows[:8])
-                finding = sighted[record.step].finding(record.loss) if record.step in sighted else None
+                finding = observed[record.step].finding(record.loss) if record.step in observed else None
                 if finding is not None:
                     data["sentinel"] = finding
                 self._event(Event(record.step, record.wall_time, kind, optimizer=self._label(name), data=data))
@@ -220,7 +220,7 @@ class Recorder:
             self.callbacks.call(event)
 
     def _event(self, event: Event) -> Event:
-        """Write the event, and tell it; gives it explained."""
+        """Write and report the event; returns it explained."""
         self._log.write_event(event)
         explained = self._explainer.event(event)
         events = [explained, *self._explainer.derived()]
@@ -325,7 +325,7 @@ class Recorder:
         return self._log.columns, tuple(values)
 
     def on_layout(self, name: str, layout: Layout) -> None:
-        """The tensors of an optimizer turned out to be spread over ranks: tell how, for who puts them together."""
+        """The tensors of an optimizer turned out to be sharded: record how, for who puts them together."""
         with self._lock:
             self._take_layout(name, layout)
 
@@ -333,8 +333,8 @@ class Recorder:
         names = self.names.names_of(name)
         self._layouts[name] = {
             "names": zlib.crc32("\n".join(names).encode()),
-            "gradients": _told(layout.gradients, names),
-            "parameters": _told(layout.parameters, names),
+            "gradients": _recorded(layout.gradients, names),
+            "parameters": _recorded(layout.parameters, names),
             "elements": list(layout.elements),
             "of_whole": list(layout.of_whole),
             "placements": layout.placements,
@@ -379,7 +379,7 @@ class Recorder:
             return
 
     def look_for_a_repeat_of(self, past: Run) -> None:
-        """Likewise of the last session before this one in the same folder, which this one begins anew."""
+        """Likewise of the last session before this one in the same folder, which this one repeats."""
         try:
             earlier = [each for each in past.meta["sessions"] if each.get("session") != self.session]
             if self._rank or not earlier or earlier[-1].get("fingerprint") != self._fingerprint:
@@ -408,7 +408,7 @@ class Recorder:
         seen = f" Rank 0 may be the one that writes to {others[-1]!r}." if others else ""
         warn(
             f"rank {self._rank} of {self._world_size} records into {str(self.folder)!r}, where no lower rank does: "
-            "this makes it a run of its own, and norms of tensors that are spread over ranks stay unknown. Give every "
+            "this makes it a run of its own, and norms of sharded tensors stay unknown. Give every "
             f"rank the same logdir, on a file system that all of them reach.{seen}"
         )
 
@@ -501,7 +501,7 @@ def _hash_of(record: StepRecord) -> int:
 
 
 def _whatever_happens(call: Callable[[], None]) -> None:
-    """TensorBoard's writer raises, here, what its thread met on the disk; the log has told of the disk already."""
+    """TensorBoard's writer raises, here, what its thread met on the disk; the log has reported the disk already."""
     with contextlib.suppress(Exception):
         call()
 
@@ -587,7 +587,7 @@ class _Names:
     def names_of(self, optimizer: str, rows: Iterable[int] | None = None) -> tuple[str, ...]:
         """The names of an optimizer's parameters, in its order; with `rows` only of those.
 
-        Looked up anew each time, for parameters may be added or replaced: for events and intervals, not every step.
+        Looked up each time, for parameters may be added or replaced: for events and intervals, not every step.
         """
         alive = self._optimizers[optimizer]()
         if alive is None:
@@ -606,14 +606,14 @@ class _Names:
         return tuple(names if rows is None else [names[row] for row in rows])
 
 
-def _told(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
+def _recorded(parts: Parts, names: Sequence[str]) -> dict[str, Any]:
     """`owned` has a character for each parameter: 1 where this rank's part counts."""
     owned = "".join("01"[each] for each in parts.owned)
-    told: dict[str, Any] = {"ranks": list(parts.ranks), "owned": owned}
+    recorded: dict[str, Any] = {"ranks": list(parts.ranks), "owned": owned}
     if parts.unknown is not None:
         place, why = parts.unknown
-        told["unknown"] = {"tensor": names[place] if place < len(names) else str(place), "why": why}
-    return told
+        recorded["unknown"] = {"tensor": names[place] if place < len(names) else str(place), "why": why}
+    return recorded
 
 
 def _opened(folder: Path) -> SummaryWriter:

@@ -292,7 +292,7 @@ def test_a_rule_that_cannot_digest_a_record_costs_its_findings_and_the_report_sa
     loop.steps(200)
     loop.event("update_missing", where="train.py:7")
     run = loop.run()
-    run.meta["rivals"] = [{"damaged": True}]
+    run.meta["concurrent_writers"] = [{"damaged": True}]
     run.meta["optimizers"] = {"a": "a text"}
     found = rules(run)
     assert "update_missing" in found

@@ -19,7 +19,7 @@ Checksums: TypeAlias = tuple[np.ndarray, tuple[str, ...], np.ndarray]
 
 
 class Bits(NamedTuple):
-    """`stage`: "optimizer", "backward" or "forward"; None where the checksums of that very step do not tell."""
+    """`stage`: "optimizer", "backward" or "forward"; None where the checksums of that very step do not show it."""
 
     same_until: int | None = None  # the last checksummed step up to which all are the same
     apart_at: int | None = None  # the first checksummed step at which one differs
@@ -74,7 +74,7 @@ class _Common(NamedTuple):
             return ()
         return tuple(self.names[place] for place in np.flatnonzero(self.known[row]).tolist())
 
-    def tells(self, step: int) -> bool:
+    def all_known_at(self, step: int) -> bool:
         """Whether every tensor's is known there."""
         return bool(self.names) and len(self.known_at(step)) == len(self.names)
 
@@ -90,11 +90,11 @@ def _common(a: Checksums, b: Checksums, until: int | None) -> _Common:
 
 
 def _with_stage(bits: Bits, common: Mapping[str, _Common]) -> Bits:
-    """The stage, where the checksums of the step itself and of the one before it tell."""
+    """The stage, where the checksums of the step itself and of the one before it show it."""
     step = bits.apart_at
     assert step is not None
     parameters, gradients = common.get(PARAMETER), common.get(GRADIENT)
-    if parameters is None or gradients is None or bits.same_until != step - 1 or not parameters.tells(step - 1):
+    if parameters is None or gradients is None or bits.same_until != step - 1 or not parameters.all_known_at(step - 1):
         return bits  # whether the parameters were the same before it is not known
     with_gradient, apart = gradients.known_at(step), gradients.at(step)
     if not with_gradient:

@@ -118,7 +118,7 @@ def diff(
     """How two runs differ: values that are more than `atol + rtol * |b|` apart. Needs no torch.
 
     `a` and `b` are runs, or lists of runs that differ by their seed alone: then the first pair of equal seeds is
-    compared step by step, and all of them tell the noise. So do the runs `noise`, of one setting. With `columns` these
+    compared step by step, and all of them give the noise. So do the runs `noise`, of one setting. With `columns` these
     alone are compared; without a tolerance hashes and checksums too. `until` is the last step that is compared.
     `by` "updates" compares steps after the same number of updates.
 

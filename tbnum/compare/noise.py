@@ -32,7 +32,7 @@ def judged(
 ) -> Verdict:
     """From the means of the runs of `a` and of `b`, one or several, and of further runs of one setting, `seeds`.
 
-    `paired`: `a` and `b` have the same seeds in the same order. Fewer than two runs of one setting tell nothing: the
+    `paired`: `a` and `b` have the same seeds in the same order. Fewer than two runs of one setting give no verdict: the
     spread within a run is not that of seeds.
     """
     first, second = np.asarray(a, float), np.asarray(b, float)

@@ -15,7 +15,7 @@ from tbnum.log.writer import LogWriter
 
 __all__ = ["write_reference"]
 
-_TOLD = ("seed", "config", "optimizers", "scaler", "parameters", "versions", "world_size")
+_RECORDED = ("seed", "config", "optimizers", "scaler", "parameters", "versions", "world_size")
 _OF_TENSORS = ("grad_norm", "param_norm")
 
 
@@ -29,8 +29,8 @@ def write_reference(run: Run, folder: str | os.PathLike[str]) -> Path:
     if folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} is not empty: give a folder of its own to the reference")
     steps = run.steps
-    told = {key: value for key, value in run.meta.items() if key in _TOLD}
-    log = LogWriter(folder, columns=tuple(steps), meta={**told, "first_step": int(steps["step"][0])})
+    recorded = {key: value for key, value in run.meta.items() if key in _RECORDED}
+    log = LogWriter(folder, columns=tuple(steps), meta={**recorded, "first_step": int(steps["step"][0])})
     log.append_steps(list(zip(*(values.tolist() for values in steps.values()), strict=True)))
     for table in _tables(run):
         log.write_tensors(table)

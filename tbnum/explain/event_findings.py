@@ -22,6 +22,7 @@ from tbnum.log.schema import SEVERITIES, Event
 
 __all__ = [
     "collapse",
+    "concurrent_writers",
     "counted",
     "crash",
     "dropped",
@@ -30,7 +31,6 @@ __all__ = [
     "nonfinite_loss",
     "nonfinite_parameters",
     "nonfinite_steps",
-    "rivals",
     "skips",
 ]
 
@@ -200,8 +200,8 @@ def counted(view: RunView) -> Iterator[Finding]:
         yield Finding(kind, first.severity, row.title, f"{first.message} ({times})", first.remedy, _steps(events))
 
 
-def rivals(view: RunView) -> Iterator[Finding]:
-    pairs = view.meta.get("rivals") or []
+def concurrent_writers(view: RunView) -> Iterator[Finding]:
+    pairs = view.meta.get("concurrent_writers") or []
     if not pairs:
         return
     pair = pairs[0]

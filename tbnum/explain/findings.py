@@ -57,7 +57,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("scale_below_one", scale_findings.scale_floor),
     ("eps_vanishes", scale_findings.eps_vanishes),
     ("ranks", lambda view: rank_findings(view.ranks)),
-    ("rival_sessions", event_findings.rivals),
+    ("rival_sessions", event_findings.concurrent_writers),
     ("records_dropped", event_findings.dropped),
     ("dead_tensor", tensor_findings.dead),
     ("no_gradient", tensor_findings.no_gradient),

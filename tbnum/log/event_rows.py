@@ -16,7 +16,7 @@ from tbnum.log.schema import Event, column
 __all__ = ["STEP_KINDS", "as_rows", "rows_of"]
 
 STEP_KINDS = frozenset({"skip", "nonfinite_step", "norm_overflow"})
-"""Kinds of events that tell that an attempt was made at their step, and what came of it."""
+"""Kinds of events that show that an attempt was made at their step, and what came of it."""
 
 _OF_STEP = ("loss", "micro_batches", "loss_scale")
 _OF_OPTIMIZER = ("grad_norm", "nonfinite_tensors")
@@ -42,7 +42,7 @@ def _is_number(value: Any) -> bool:
 
 
 def as_rows(rows: Iterable[dict[str, Any]], names: Iterable[str]) -> np.ndarray:
-    """(N,) of the columns `names`; what a row does not tell is unknown."""
+    """(N,) of the columns `names`; what a row does not have is unknown."""
     columns = [column(name) for name in names]
     dtype = np.dtype([(each.name, each.presented) for each in columns])
     return np.array([tuple(row.get(each.name, each.unknown) for each in columns) for row in rows], dtype)

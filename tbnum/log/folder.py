@@ -155,7 +155,7 @@ def _trailer_in(data: bytes) -> Trailer | None:
 def sum_totals(ends: Mapping[Place, Trailer], exact: Callable[[Place, int | None], Trailer]) -> Totals:
     """The totals of a run from the ends of its files, oldest first.
 
-    `exact` gives those of one file's steps before a cut, where what its end tells counts steps that are superseded.
+    `exact` gives those of one file's steps before a cut, where its end counts steps that are superseded.
     """
     parts: list[Trailer] = []
     starts = [trailer.start if trailer.start >= 0 else None for trailer in ends.values()]
@@ -193,7 +193,7 @@ def _ended(trailers: Sequence[Trailer]) -> str | None:
 def writing_now(folder: str | os.PathLike[str], rank: int | None, within_seconds: float = 60.0) -> int | None:
     """The id of another process of this machine that writes the same rank's record into `folder`; None without one.
 
-    Told from recent files that were not closed, and whose process lives. A look at the folder, and at the end of such
+    Known by recent files that were not closed, and whose process lives. A look at the folder, and at the end of such
     files. Not on Windows, where a process cannot be asked.
     """
     if os.name != "posix":

@@ -1,9 +1,9 @@
 """Puts together what the ranks of a run recorded, each for itself.
 
 Every rank has its own record, of the same steps. Where tensors are replicated (DDP), all ranks know the same norms,
-and the lowest rank's record is the run's. Where they are spread over ranks (FSDP, tensor parallel, pipeline stages), a
-rank recorded its share of each norm: squared, the shares add up. Which ranks' shares make the whole follows from what
-each rank told of itself (`layouts` in its meta): of ranks with the same tensors one set counts, ranks with other
+and the lowest rank's record is the run's. Where they are sharded (FSDP, tensor parallel, pipeline stages), a rank
+recorded the norm of its shard: squared, these add up. Which ranks make the whole follows from what each rank
+recorded of itself (`layouts` in its meta): of ranks with the same tensors one set counts, ranks with other
 tensors add to it. What cannot be put together is NaN, and `problems` says why.
 
 Pure: no file is read here.
@@ -69,8 +69,8 @@ class RanksSession(NamedTuple):
 
 class Plan(NamedTuple):
     """Which ranks' shares make an optimizer's norms. Each entry of `gradients` and `parameters` is the ranks that
-    together hold one set of tensors; different entries hold different tensors. With a problem they tell of those
-    tensors alone whose parts are known."""
+    together hold one set of tensors; different entries hold different tensors. With a problem they are those of
+    the tensors alone whose parts are known."""
 
     gradients: Sequence[tuple[int, ...]] = ()
     parameters: Sequence[tuple[int, ...]] = ()
@@ -113,7 +113,7 @@ def same_tensors(meta: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _tensors_of(meta: Mapping[str, Any], optimizer: str) -> tuple[Any, ...] | None:
-    """What tells one set of tensors from another; it can be hashed, whatever a log says."""
+    """What distinguishes one set of tensors from another; it can be hashed, whatever a log says."""
     layout = (meta.get("layouts") or {}).get(optimizer)
     if layout is not None:
         return "names", str(layout.get("names"))
@@ -126,7 +126,7 @@ def _tensors_of(meta: Mapping[str, Any], optimizer: str) -> tuple[Any, ...] | No
 
 
 def plan_of(optimizer: str, metas: Mapping[int, Mapping[str, Any]]) -> Plan:
-    """From what each rank told of itself. Ranks that told nothing are not known to exist, unless another names them."""
+    """From what each rank recorded of itself. Unrecorded ranks are not known to exist, unless another names them."""
     layouts = {rank: (meta.get("layouts") or {}).get(optimizer) for rank, meta in metas.items()}
     sharded = frozenset(rank for rank, layout in layouts.items() if layout is not None)
     gradients, problem = _sets(optimizer, metas, layouts, "gradients")
@@ -198,12 +198,12 @@ def _incomplete(layouts: Sequence[Mapping[str, Any]], of: str) -> str | None:
 
 
 def _not_disjoint(chosen: Sequence[tuple[int, ...]], metas: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Why sets of tensors cannot be told to be different ones."""
+    """Why sets of tensors are not known to be different ones."""
     seen: dict[str, int] = {}
     for ranks in chosen if len(chosen) > 1 else ():
         parameters = metas[ranks[0]].get("parameters")
         if not isinstance(parameters, Mapping):
-            return "ranks hold different tensors, and the log does not have their names to tell them apart"
+            return "ranks hold different tensors, and the log does not have the names that would distinguish them"
         for name in parameters:
             if name in seen:
                 return f"ranks {seen[name]} and {ranks[0]} hold different tensors that are both called {name!r}"
@@ -234,7 +234,7 @@ def _s(ranks: Sequence[int]) -> str:
 class Ranks:
     """A run as its ranks recorded it. `steps` are the run's, those of its lowest rank.
 
-    There may be more ranks than fit into memory: then each pass over their columns reads their files anew, one after
+    There may be more ranks than fit into memory: then each pass over their columns reads their files again, one after
     the other (0.3 s a million steps and rank). So whatever needs several columns or rows asks for them in one `look`.
     """
 
@@ -283,7 +283,7 @@ class Ranks:
         return {rank: float(values[place, at]) for place, rank in enumerate(self.present) if rank in by_rank}
 
     def look(self, *, spreads: Iterable[str] = (), names: Iterable[str] = (), rows: Iterable[int] = ()) -> None:
-        """One pass over the ranks for all of this: what `spread` tells of columns, and `at` of columns and rows."""
+        """One pass over the ranks for all of this: what `spread` gives of columns, and `at` of columns and rows."""
         spreads = [name for name in dict.fromkeys(spreads) if name not in self._spreads]
         asked = np.unique(np.array(list(rows), np.int64))
         known = {name: self._rows[name][0] if name in self._rows else np.empty(0, np.int64) for name in names}

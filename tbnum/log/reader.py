@@ -1,7 +1,7 @@
 """Reads what the writer wrote: a `Run` gives the steps and events of a folder.
 
 A run is a folder. Each process that wrote into it left one record file, its session, or several, where it went back
-to a checkpoint. What of a session counts once later ones took its steps again, `tbnum.log.superseded` tells.
+to a checkpoint. `tbnum.log.superseded` decides what of a session counts once later ones took its steps again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from tbnum.formats import CHECKSUM
+from tbnum.log.concurrent import concurrent_writers
 from tbnum.log.files import Place, RemotePath, open_raw, place, size_of
 from tbnum.log.folder import Totals, last_trailer, list_files, order, pick, session_metas, sum_totals, writing_now
 from tbnum.log.joined import JoinedSteps
 from tbnum.log.named import Columns
 from tbnum.log.rank_gaps import RankGaps
 from tbnum.log.ranks import SHARD, ChecksumSeries, Ranks
-from tbnum.log.rivals import rivals
 from tbnum.log.run_ranks import RANKS_BYTES, OtherRanks, Taken
 from tbnum.log.run_tables import RunTables
 from tbnum.log.schema import Event, Trailer
@@ -80,7 +80,7 @@ class Run:
     def _forget(self) -> None:
         """What follows from the files is worked out again when it is asked for."""
         self._views: dict[str, np.ndarray] | None = None
-        self._rivals: list[Mapping[str, Any]] | None = None
+        self._concurrent: list[Mapping[str, Any]] | None = None
         self._ranks: Ranks | None = None
         self._explained: list[Event] | None = None
         self._findings: list[Any] | None = None
@@ -206,11 +206,11 @@ class Run:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the newest session (or the chosen one) told of itself, and besides
+        """What the newest session (or the chosen one) recorded of itself, and besides
 
-        - "sessions": what each session told, oldest first, with its "file";
+        - "sessions": what each session recorded, oldest first, with its "file";
         - "dropped": how many records could not be written, by reason, all sessions together;
-        - "rivals": sessions that recorded at the same time, as `tbnum.log.rivals` tells them;
+        - "concurrent_writers": sessions that recorded at the same time (`tbnum.log.concurrent`);
         - "ranks": file names of the other ranks, by rank; `steps` are the lowest rank's, with what `ranks` combined.
         """
         with self._loading():
@@ -221,13 +221,13 @@ class Run:
                 for reason, count in file.dropped.items():
                     dropped[reason] = dropped.get(reason, 0) + count
             newest = chosen[-1].described() if chosen else {}
-            if self._rivals is None:
-                self._rivals = rivals([file.course() for file in chosen])
+            if self._concurrent is None:
+                self._concurrent = concurrent_writers([file.trajectory() for file in chosen])
             return {
                 **newest,
                 "sessions": sessions,
                 "dropped": dropped,
-                "rivals": self._rivals,
+                "concurrent_writers": self._concurrent,
                 "ranks": dict(self._others.names),
             }
 
@@ -284,7 +284,7 @@ class Run:
 
     @property
     def steps_read(self) -> int:
-        """How many steps were read so far. Waits for nobody, so it tells how far a `refresh` in another thread is."""
+        """How many steps were read so far. Waits for nobody, so it shows how far a `refresh` in another thread is."""
         return sum(file.steps.count for file in self._files)
 
     @property
@@ -303,7 +303,7 @@ class Run:
                     self._loaded = False
                     raise FileNotFoundError(
                         f"the folder of run {self.name!r} is not there: {self._trouble[0]}. "
-                        "tbnum.read() tells which runs there are now."
+                        "tbnum.read() lists the runs that there are now."
                     )
         return self._lock
 

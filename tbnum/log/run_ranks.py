@@ -56,7 +56,7 @@ class OtherRanks:
         return sum(file.steps.nbytes for files in self.files.values() for file in files)
 
     def is_spread(self, own: Sequence[SessionFile], world_size: int) -> bool:
-        """Whether they have a part of what the run's columns tell. From the heads of their files, once each."""
+        """Whether they have a part of what the run's columns hold. From the heads of their files, once each."""
         if self._is_spread is None:
             self._is_spread = self._find_spread(own, world_size)
         return self._is_spread

@@ -34,7 +34,7 @@ class RunTables:
     def sessions_of_ranks(
         self, sessions: Sequence[tuple[SessionFile, Mapping[int, SessionFile]]]
     ) -> list[dict[int, Session]]:
-        """Likewise of every rank; of a session the lowest rank's file, which tells the cut, and all ranks' files."""
+        """Likewise of every rank; of a session the lowest rank's file, which sets the cut, and all ranks' files."""
         found = []
         for (_, by_rank), cut in zip(sessions, cuts([file.start for file, _ in sessions]), strict=True):
             found.append({rank: Session(self._file_of(file), cut, file.part_cuts()) for rank, file in by_rank.items()})

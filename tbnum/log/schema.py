@@ -123,18 +123,18 @@ OPTIMIZER_COLUMNS: tuple[Column, ...] = (
 """Columns of each optimizer. One optimizer has them plain, several as `<optimizer>/<column>`."""
 
 SHARD_COLUMNS: tuple[Column, ...] = (
-    Column("grad_norm_shard", "this rank's share of grad_norm"),
-    Column("grad_norm_clipped_shard", "this rank's share of grad_norm_clipped, where no other column tells it"),
-    Column("param_norm_shard", "this rank's share of param_norm"),
-    Column("update_norm_shard", "this rank's share of update_norm"),
+    Column("grad_norm_shard", "this rank's part of grad_norm"),
+    Column("grad_norm_clipped_shard", "this rank's part of grad_norm_clipped, where no other column gives it"),
+    Column("param_norm_shard", "this rank's part of param_norm"),
+    Column("update_norm_shard", "this rank's part of update_norm"),
 )
-"""Besides, of an optimizer whose tensors are spread over ranks. The columns without `_shard` are unknown in each rank's
-record: squared, the shares of all ranks add up to them. `tbnum.log.ranks` puts them together."""
+"""Besides, of an optimizer whose tensors are sharded. The columns without `_shard` are unknown in each rank's
+record: squared, the parts of all ranks add up to them. `tbnum.log.ranks` puts them together."""
 
 LOGGED = "_logged"
 """Behind a column's name: the column (bool) that says where a scalar log has a value, a NaN among them."""
 
-# NaN is "unknown". Where a NaN may also be the measured value, another column tells that it was measured:
+# NaN is "unknown". Where a NaN may also be the measured value, another column says that it was measured:
 # a loss where `micro_batches >= 1`, a norm where `nonfinite_tensors` is known (see `measured`).
 
 TENSOR_COLUMNS: dict[str, str] = {
@@ -260,7 +260,7 @@ _STRUCT_CODES = {"<f8": "d", "<f4": "f", "<i8": "q", "<u8": "Q", "|b1": "?"}
 class Trailer(NamedTuple):
     """Running totals of one file, at the very end of each of its records: 96 bytes.
 
-    So the last bytes of a file tell what a table of runs shows of it. They carry a check of their own, for they are
+    So the last bytes of a file hold what a table of runs shows of it. They carry a check of their own, for they are
     read without their record. `schema_id` and `rows` speak of the record itself, where it is a chunk.
     """
 
@@ -315,7 +315,7 @@ def check_session(meta: Mapping[str, Any]) -> None:
         raise ValueError(f"its world_size is {meta['world_size']}")
     if not math.isfinite(meta.get("start_time", 0.0)):
         raise ValueError(f"its start_time is {meta['start_time']}")
-    if not all(isinstance(told, Mapping) for key in ("optimizers", "layouts") for told in meta.get(key, {}).values()):
+    if not all(isinstance(entry, Mapping) for key in ("optimizers", "layouts") for entry in meta.get(key, {}).values()):
         raise ValueError("its optimizers or layouts are no mappings")
 
 
@@ -362,11 +362,11 @@ EVENT_KINDS: dict[str, str] = {
     "bfloat16_with_scaler": "the forward ran in bfloat16, which needs no loss scale",
     "gradient_underflow": "much of the gradient flushes to zero at the current scale",
     "scaler_found": "a GradScaler that was not given to tbnum takes part in the loop",
-    "own_scale": "gradients were divided by a power of two that nobody told tbnum of",
+    "own_scale": "gradients were divided by a power of two that tbnum was not given",
     "nonfinite_discarded": "gradients that were not finite were thrown away, as the loop often does with gradients",
     "never_stepped": "gradients of the optimizer are written and thrown away, and it never steps",
     "resume": "the run was continued from a checkpoint",
-    "scaler_state_lost": "the scaler started anew although the log says otherwise",
+    "scaler_state_lost": "the scaler started afresh although the log says otherwise",
     "optimizer_state_lost": "the optimizer's own state does not fit the steps that the log has",
     "schedule_state_lost": "the learning rate is that of the start although the run was continued",
     "repeat_of_diverged_run": "a run with the same settings diverged before",
@@ -386,7 +386,7 @@ EVENT_KINDS: dict[str, str] = {
 """Every kind of event, and what it states."""
 
 UNBOUND_KINDS = frozenset({"annotation", "crash", "repeat_of_diverged_run", "resume", "scaler_state_lost"})
-"""Kinds that do not tell that their step was taken: they may come before a session's first step."""
+"""Kinds that do not show that their step was taken: they may come before a session's first step."""
 
 
 @dataclass(frozen=True)
@@ -433,7 +433,7 @@ class Event:
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> Event:
-        """The event that `facts` tell of, not yet explained. ValueError where its step is none."""
+        """The event of `facts`, not yet explained. ValueError where its step is none."""
         step = int(facts["step"])
         if not 0 <= step < 1 << 63:
             raise ValueError(f"its step is {step}")

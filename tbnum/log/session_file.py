@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tbnum.log.batches import decode_batches, steps_of_batches
+from tbnum.log.concurrent import Trajectory
 from tbnum.log.event_rows import as_rows, rows_of
 from tbnum.log.files import Place, open_raw
 from tbnum.log.folder import last_trailer
@@ -18,7 +19,6 @@ from tbnum.log.followed import FollowedFile
 from tbnum.log.growing import GrowingColumns
 from tbnum.log.names import parse_name
 from tbnum.log.record_file import Record, data_at, decode
-from tbnum.log.rivals import Course
 from tbnum.log.schema import (
     TAG_BATCHES,
     TAG_DROPPED,
@@ -167,13 +167,13 @@ class SessionFile(FollowedFile):
     def start_time(self) -> float:
         return float(self.described()["start_time"])
 
-    def course(self) -> Course:
+    def trajectory(self) -> Trajectory:
         named, (step, wall_time) = parse_name(self.path.name), self.clock()
         first_step = 0 if self.start is None else self.start
-        return Course(self.path.name, named.host, named.process, self.start_time, first_step, step, wall_time)
+        return Trajectory(self.path.name, named.host, named.process, self.start_time, first_step, step, wall_time)
 
     def clock(self) -> tuple[np.ndarray, np.ndarray]:
-        """The steps (S,), and when each closed; NaN where the log does not tell."""
+        """The steps (S,), and when each closed; NaN where the log does not say."""
         steps = self.steps.views()
         return steps["step"], steps.get("wall_time", np.full(len(steps["step"]), math.nan))
 

@@ -197,7 +197,7 @@ class SessionWriter:
         return min(candidates)
 
     def _session_frames(self) -> bytes:
-        """Session and schema. Each tells the columns, so that one lost record costs no chunk."""
+        """Session and schema. Each names the columns, so that one lost record costs no chunk."""
         layout = {"columns": self.packer.layout.names, "stored": self.packer.layout.stored}
         if self._session_text is None:
             self._session_text = session_text({**self.meta, **layout})

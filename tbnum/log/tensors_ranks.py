@@ -78,7 +78,7 @@ class _Owned:
 class RankTensors(Tensors):
     """`Tensors` of a run whose ranks have a part of each. A value is unknown where a rank's part of it is.
 
-    What is no parameter's (activations) is the lowest rank's. Costs what each rank's tables cost, together.
+    Statistics of other tensors (activations) come from the lowest rank. Costs what each rank's tables cost, together.
     """
 
     def __init__(self, ranks: Ranks, sessions: Sequence[Mapping[int, Session]], elements: Mapping[str, int]) -> None:

@@ -157,8 +157,8 @@ class Tensors(Mapping[str, TensorSeries]):
     ) -> TensorSeries:
         """A column from `first_step` to `last_step`, both inclusive, of all tensors or of `names`, in their order.
 
-        Tables of the interval, flight rows and failures together, each step once: of a value that was written twice
-        the later one. KeyError where no table has the column, or none with that column has one of `names`.
+        Tables of the interval, of the recent history and of failures together, each step once: of a value that was
+        written twice the later one. KeyError where no table has the column, or none with it has one of `names`.
         """
         self._check(column)
         if column in DERIVED:
@@ -375,7 +375,7 @@ class HistogramSeries:
     """The histograms of one source, decoded step by step.
 
     `steps` (S,) are all steps with a histogram, `names` all tensors with one, "*" for the whole model among them. Not
-    every step has one of every name: `steps_of` tells.
+    every step has one of every name: see `steps_of`.
     """
 
     def __init__(self, source: str, kept: Sequence[_Kept]) -> None:

@@ -101,7 +101,7 @@ def norms_of(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> lis
 
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether torch measures them well as they are: the common case, told in a few microseconds."""
+    """Whether torch measures them well as they are: the common case, found in a few microseconds."""
     kinds = {(tensor.dtype, tensor.layout, tensor.is_cpu) for tensor in tensors}
     return kinds <= _PLAIN and len(kinds) == 1 and max(map(torch.numel, tensors)) <= _CHUNK_ABOVE
 

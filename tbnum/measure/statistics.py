@@ -75,7 +75,7 @@ def statistics_of(
     its dense copy. Counts above 2**24 are rounded as float32 rounds; what is not zero stays so.
 
     Costs one pass over the elements and no host sync, but for coalescing. On one CPU core 2 ns an element of float32
-    where the scale is a power of two (the histogram tells nearly all then) and 4 ns where it is not. Memory: 4 kB a
+    where the scale is a power of two (the histogram gives nearly all then) and 4 ns where it is not. Memory: 4 kB a
     tensor, and a few times a piece, 0.26 M elements on a CPU and 4 M elsewhere.
     """
     found = []

@@ -53,7 +53,7 @@ def test_two_trainings_at_once_are_named_with_the_way_out(tmp_path: Path, first:
     assert "session=0" in finding.remedy and "session=1" in finding.remedy and "logdir of its own" in finding.remedy
     for number, steps in enumerate((first, second)):
         (alone,) = tbnum.read(tmp_path, session=number).values()
-        assert alone.steps["step"].tolist() == list(steps) and alone.meta["rivals"] == []
+        assert alone.steps["step"].tolist() == list(steps) and alone.meta["concurrent_writers"] == []
 
 
 def test_they_are_told_while_they_go_on(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_they_are_told_while_they_go_on(tmp_path: Path) -> None:
     for log in logs:
         append(log, range(10))
     run = run_of(tmp_path)
-    assert run.meta["rivals"] == []  # not for long enough to distinguish it from clocks
+    assert run.meta["concurrent_writers"] == []  # not for long enough to distinguish it from clocks
     for log in logs:
         append(log, range(10, 400))  # 40 s
     run.refresh()
-    (pair,) = run.meta["rivals"]
+    (pair,) = run.meta["concurrent_writers"]
     assert pair["sessions"] == [0, 1] and pair["files"] == [log.path.name for log in logs] and pair["first_step"] == 0
     for log in logs:
         log.close()

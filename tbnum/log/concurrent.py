@@ -1,7 +1,8 @@
 """Two processes that recorded into one folder at the same time, as against a run that was stopped and continued.
 
 Sessions follow each other: one that begins supersedes what is before it. Where they did not, the record of a folder
-is neither training's. Their clocks tell, and where these may differ, so does what one took up from the other.
+is neither training's. Their clocks show it, and where these may differ, so do the steps that one continued from the
+other.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Course", "rivals"]
+__all__ = ["Trajectory", "concurrent_writers"]
 
 SAME_HOST_SECONDS, OTHER_HOST_SECONDS = 30.0, 600.0
 """So long two sessions have to have trained at once: a clock may have been set, and those of two hosts differ."""
 
 
-class Course(NamedTuple):
+class Trajectory(NamedTuple):
     """When a session took which steps, superseded ones too."""
 
     file: str
@@ -29,15 +30,15 @@ class Course(NamedTuple):
     wall_time: np.ndarray  # (S,) seconds since the epoch
 
 
-def rivals(courses: Sequence[Course]) -> list[Mapping[str, Any]]:
+def concurrent_writers(trajectories: Sequence[Trajectory]) -> list[Mapping[str, Any]]:
     """Pairs of sessions that took steps at the same time, in the order they began.
 
     "sessions": their numbers, "files", "hosts" and "processes" of both, "since" and "until" when (of the second's
     clock), "first_step": from which the second is read in place of the first.
     """
     found: list[Mapping[str, Any]] = []
-    for number, second in enumerate(courses):
-        for before, first in enumerate(courses[:number]):
+    for number, second in enumerate(trajectories):
+        for before, first in enumerate(trajectories[:number]):
             together = _together(first, second)
             if together is not None:
                 both = (first, second)
@@ -55,7 +56,7 @@ def rivals(courses: Sequence[Course]) -> list[Mapping[str, Any]]:
     return found
 
 
-def _together(first: Course, second: Course) -> tuple[float, float] | None:
+def _together(first: Trajectory, second: Trajectory) -> tuple[float, float] | None:
     """From when to when both took steps; None where one followed the other, as far as can be known."""
     if not len(first.step) or not len(second.step):
         return None
