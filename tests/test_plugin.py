@@ -32,7 +32,7 @@ from tbnum.explain.repeats import setting
 from tbnum.log.schema import Event, step_columns
 from tbnum.log.writer import LogWriter
 from tensorboard_plugin_tbnum import decimate, http, impl, loader, plugin, runs
-from tensorboard_plugin_tbnum.told import Told
+from tensorboard_plugin_tbnum.event_versions import EventVersions
 from tests.recorded import META, START, append, column, open_log, record, row, skip, tables_of
 from tests.routes import BASE, Panel, unpack
 
@@ -371,7 +371,7 @@ def test_events_that_the_asker_has_are_not_told_again(panel, tmp_path):
 
 
 def test_an_event_that_reads_otherwise_with_hindsight_is_told_again_with_all_after_it():
-    reported = Told()
+    reported = EventVersions()
     assert reported.unchanged(None, "1", [b"a", b"b", b"c"]) == 0
     assert reported.unchanged("1", "2", [b"a", b"B", b"c", b"d"]) == 1
     assert reported.unchanged("1", "3", [b"a", b"b", b"c", b"d"]) == 3

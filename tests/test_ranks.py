@@ -255,7 +255,7 @@ def test_stages_of_a_pipeline_with_equal_names_are_not_taken_for_replicas_that_c
         for name, run in tbnum.read(tmp_path).items()
     }
     assert "hold different ones" in found["stages"].title
-    assert "Since the first step that tells, 0" in found["stages"].evidence
+    assert "Since step 0, the first where it is known" in found["stages"].evidence
     assert "those of rank 0 alone" in found["stages"].evidence and '"stage1"' in found["stages"].remedy
     assert "come apart" in found["replicas"].title and "From step 10 on" in found["replicas"].evidence
 

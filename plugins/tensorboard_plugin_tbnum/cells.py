@@ -23,7 +23,7 @@ BUDGET_BYTES = 96 << 20
 STRETCH_CELLS = 4 << 20
 """Values of one column that are decoded at once: 16 MB."""
 
-_COUNTS = ("nan", "inf")  # columns that tell that a gradient was not finite
+_COUNTS = ("nan", "inf")  # columns that say that a gradient was not finite
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class CellCache:
         *,
         depth: int | None = None,
     ) -> Iterator[Cells]:
-        """A column in stretches of steps, rising: one from memory if it fits the budget, else many, each read anew.
+        """A column in stretches of steps, rising: one from memory if it fits the budget, else many, each read again.
 
         KeyError for no such column; ValueError where a share in a module cannot be weighed.
         """

@@ -3,7 +3,7 @@
 Pure numpy: no files, no requests. Everywhere S is the number of steps of a run and B that of buckets.
 
 Buckets hold the steps from one multiple of a power of two to just before the next, so they do not depend on where a
-view starts or how far a run has come: a chart that is drawn anew with every poll does not flicker.
+view starts or how far a run has come: a chart that is drawn again with every poll does not flicker.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Entry:
         self.seed: Any = None
         self.setting: str | None = None
         self.explaining = threading.Lock()  # of the next one; whoever holds it may wait for `lock`, never the other way
-        self.told: Explained | None = None
+        self.explained: Explained | None = None
         self.derived: dict[str, np.ndarray] = {}
         self.derived_of = ""  # which version of the run
         self.cells = CellCache()
@@ -47,7 +47,7 @@ class Entry:
         self.bytes = 0
 
     def run(self) -> Run:
-        """The run anew, nothing of it read."""
+        """The run as at first, nothing of it read."""
         if self.peek is not None:
             return ScalarRun(self.folder, name=self.name, peek=self.peek)
         return Run(self.folder, name=self.name)
@@ -62,7 +62,7 @@ class Entry:
 
 
 def newest(counted: Totals | None, ends: Totals) -> Totals:
-    """A scalar log is counted when it is read; how far it has come since then, its ends tell."""
+    """A scalar log is counted when it is read; its ends say how far it has come since then."""
     if counted is None:
         return ends
     if ends.last_step is None:
@@ -71,6 +71,6 @@ def newest(counted: Totals | None, ends: Totals) -> Totals:
 
 
 def optimizers_of(metas: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of the optimizers that the newest session told of."""
-    told = metas[-1].get("optimizers") if metas else None
-    return tuple(map(str, told)) if isinstance(told, (Mapping, list)) else ()
+    """Names of the optimizers that the newest session recorded."""
+    optimizers = metas[-1].get("optimizers") if metas else None
+    return tuple(map(str, optimizers)) if isinstance(optimizers, (Mapping, list)) else ()

@@ -20,7 +20,7 @@ __all__ = ["Explain", "Explainer", "Find"]
 logger = logging.getLogger("tensorboard")
 
 MOMENT_SECONDS = 0.2
-"""What takes longer to work out is not done anew for each new step of a run."""
+"""What takes longer to work out is not done again for each new step of a run."""
 PATIENCE_SECONDS = 0.5
 """So long at most it waits for questions that are answered in a moment."""
 
@@ -61,24 +61,23 @@ class Explainer:
     def explained(self, entry: Entry, record: Recorded, version: str, findings: bool) -> Explained:
         """Events and, if asked for, findings of `record`; one thread at a time works on a run.
 
-        Of a run that goes on and takes long to explain, those of a moment ago, so that this takes a fifth of the time
-        at most.
+        For a slow live run, returns the previous result, so that explaining takes a fifth of the time at most.
         """
         with entry.explaining:
-            told = entry.told
-            if told is None or told.version != version:
-                recent = told is not None and time.monotonic() < told.until
-                same = told is not None and told.version.partition(".")[0] == version.partition(".")[0]
+            explained = entry.explained
+            if explained is None or explained.version != version:
+                recent = explained is not None and time.monotonic() < explained.until
+                same = explained is not None and explained.version.partition(".")[0] == version.partition(".")[0]
                 if not (recent and same):
                     self._let_quick_ones_pass()
-                    told = self._explain_now(record, version)
-            assert told is not None
-            if findings and told.findings is None:
+                    explained = self._explain_now(record, version)
+            assert explained is not None
+            if findings and explained.findings is None:
                 self._let_quick_ones_pass()
-                told = self._find_now(told)
-                entry.findings = Counter(finding.severity for finding in told.findings or ())
-            entry.told = told
-            return told
+                explained = self._find_now(explained)
+                entry.findings = Counter(finding.severity for finding in explained.findings or ())
+            entry.explained = explained
+            return explained
 
     def _explain_now(self, record: Recorded, version: str) -> Explained:
         started = time.monotonic()
@@ -93,18 +92,18 @@ class Explainer:
             problems.append(f"the events could not be explained ({type(error).__name__}: {error})")
         return Explained(version, record, found, problems, _stands_until(started))
 
-    def _find_now(self, told: Explained) -> Explained:
+    def _find_now(self, explained: Explained) -> Explained:
         started = time.monotonic()
         found: Sequence[Finding] = ()
         try:
             if self.find is not None:
-                found = tuple(self.find(told.record, told.events))
+                found = tuple(self.find(explained.record, explained.events))
         except Exception as error:
-            # As with the events: what a rule stumbles over is told, and hides nothing else.
-            logger.exception("tbnum: the findings of run %r failed", told.record.name)
+            # As with the events: what a rule stumbles over is reported, and hides nothing else.
+            logger.exception("tbnum: the findings of run %r failed", explained.record.name)
             reason = f"{type(error).__name__}: {error}"
             found = (Finding("findings_failed", "warning", "The findings of this run failed", reason, "", OF_THE_RUN),)
-        return replace(told, findings=found, until=max(told.until, _stands_until(started)))
+        return replace(explained, findings=found, until=max(explained.until, _stands_until(started)))
 
 
 def _stands_until(started: float) -> float:

@@ -22,10 +22,10 @@ from tbnum.log.reader import Totals
 from tbnum.log.schema import STEP_HASH, Event
 from tensorboard_plugin_tbnum import decimate
 from tensorboard_plugin_tbnum.derived import column_of, derived_names, is_of_ranks, of_ranks, rank_names
+from tensorboard_plugin_tbnum.event_versions import EventVersions
 from tensorboard_plugin_tbnum.pauses import pauses
 from tensorboard_plugin_tbnum.snapshots import Listing, Row, Snapshot
 from tensorboard_plugin_tbnum.tables import Answer, NotFound
-from tensorboard_plugin_tbnum.told import Told
 
 __all__ = [
     "apart_impl",
@@ -50,7 +50,7 @@ NO_SETTINGS = {
     *("session", "file", "start_time", "end_time", "ended", "closed", "first_step", "format_version", "dropped"),
     *("ranks", "rank", "parameters", "names"),
 }
-"""What a session tells of itself that is no setting, or too long to compare."""
+"""What a session records of itself that is no setting, or too long to compare."""
 
 
 def runs_impl(listing: Listing, frontend: str) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def nonfinite_impl(snapshot: Snapshot, column: str, first: int | None, last: int
     return {**_extent(snapshot), "column": column, "from": first, "to": last}, arrays
 
 
-def events_impl(snapshot: Snapshot, since: str | None, told: Told) -> bytes:
+def events_impl(snapshot: Snapshot, since: str | None, sent: EventVersions) -> bytes:
     """All events, or those from the first one on that `since`, an earlier version, has not or has otherwise.
 
     Writing out 5,000 events costs some 60 ms.
@@ -168,7 +168,7 @@ def events_impl(snapshot: Snapshot, since: str | None, told: Told) -> bytes:
     unchanged = len(snapshot.events)
     if since != snapshot.events_version:
         rows = [to_json(row) for row in _event_rows(snapshot, snapshot.events)]
-        unchanged = told.unchanged(since, snapshot.events_version, rows)
+        unchanged = sent.unchanged(since, snapshot.events_version, rows)
     head = {"version": snapshot.events_version, "unchanged": unchanged}
     return b'%b,"events":[%b]}' % (to_json(head)[:-1], b",".join(rows[unchanged:]))
 
@@ -217,14 +217,14 @@ def health_impl(snapshot: Snapshot) -> dict[str, Any]:
     """How a run does, in a few numbers: what a list of runs has room for."""
     steps, events = snapshot.steps, snapshot.events
     findings = Counter(finding.severity for finding in snapshot.findings)
-    told = {*findings, *(event.severity for event in events)} - {"info"}
+    severities = {*findings, *(event.severity for event in events)} - {"info"}
     losses = steps.get("loss")
     nonfinite = (
         decimate.nonfinite(losses, 0, len(losses), decimate.measured("loss", steps)) if losses is not None else ()
     )
     return {
         "run": snapshot.run,
-        "worst": next((severity for severity in ("error", "warning") if severity in told), None),
+        "worst": next((severity for severity in ("error", "warning") if severity in severities), None),
         "findings": dict(findings),
         "spikes": len({event.step for event in events if event.kind.endswith("_spike")}),
         "skipped": int(steps["skipped"].sum()) if "skipped" in steps else None,
@@ -273,10 +273,10 @@ def led_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:
 
 
 def settings_impl(sessions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the newest of a run's sessions told of its settings, for comparing runs."""
-    told = {key: value for key, value in sessions[-1].items() if key not in NO_SETTINGS}
-    settings = {key: told.pop(key, None) for key in ("scaler", "optimizers", "versions", "seed", "config")}
-    found: dict[str, Any] = plain({**settings, **told, "sessions": len(sessions)})
+    """What the newest of a run's sessions recorded of its settings, for comparing runs."""
+    others = {key: value for key, value in sessions[-1].items() if key not in NO_SETTINGS}
+    settings = {key: others.pop(key, None) for key in ("scaler", "optimizers", "versions", "seed", "config")}
+    found: dict[str, Any] = plain({**settings, **others, "sessions": len(sessions)})
     return found
 
 

@@ -160,7 +160,7 @@ def overlay_impl(
     A run that is gone is named and left out. Costs about 10 ms a column of a million steps.
     """
     wide = wide_columns(columns)
-    told, arrays = [], {}
+    described, arrays = [], {}
     for at, names in enumerate(lines):
         found, missing = [], []
         for name in names:
@@ -171,7 +171,7 @@ def overlay_impl(
         xs = [ALIGNMENTS[alignment](each.steps) for each in found]
         size, bounds = aligned(xs, first, last, buckets)
         some = [x for x in xs if len(x)]
-        told.append(
+        described.append(
             {
                 "runs": [each.run for each in found],
                 "missing": missing,
@@ -196,7 +196,7 @@ def overlay_impl(
             for kind in kinds:
                 arrays[f"{at}/{name}/{kind}"] = on_wire(getattr(reduced, kind))
             arrays[f"{at}/{name}/nan"], arrays[f"{at}/{name}/inf"] = reduced.nan, reduced.inf
-    return {"x": alignment, "lines": told}, arrays
+    return {"x": alignment, "lines": described}, arrays
 
 
 def _member(snapshot: Snapshot, name: str, x: np.ndarray) -> Member | None:

@@ -22,6 +22,7 @@ from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL
 from tbnum.log.tags import checked_mapping
 from tensorboard_plugin_tbnum import decimate, impl, tables
 from tensorboard_plugin_tbnum.derived import is_of_ranks
+from tensorboard_plugin_tbnum.event_versions import EventVersions
 from tensorboard_plugin_tbnum.http import (
     BINARY,
     JSON,
@@ -44,7 +45,6 @@ from tensorboard_plugin_tbnum.overlay import ALIGNMENTS, overlay_impl
 from tensorboard_plugin_tbnum.runs import RunTable, UnknownRun, roots
 from tensorboard_plugin_tbnum.snapshots import Snapshot
 from tensorboard_plugin_tbnum.tables import NotFound
-from tensorboard_plugin_tbnum.told import Told
 
 __all__ = ["TbnumPlugin", "frontend_state", "pack", "series_impl", "static_files"]
 
@@ -98,7 +98,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
             tags=checked_mapping(getattr(context.flags, "tbnum_map", None)),
         )
         self._kept = Kept()
-        self._told = Told()
+        self._event_versions = EventVersions()
 
     def get_plugin_apps(self) -> dict[str, Any]:
         # TensorBoard asks once, while it starts: early enough for the tab to be there when the first page is loaded.
@@ -188,7 +188,7 @@ class TbnumPlugin(base_plugin.TBPlugin):
             request,
             JSON,
             etag(snapshot.events_version, "events", since),
-            lambda: impl.events_impl(snapshot, since, self._told),
+            lambda: impl.events_impl(snapshot, since, self._event_versions),
             self._kept if since is None else None,
         )
 

@@ -179,21 +179,21 @@ class RunTable:
                 entry.counted = run.totals
                 entry.bytes += POINT_BYTES * sum(values.size for values in steps.values())
             entry.used = time.monotonic()
-        told = None
+        explained = None
         if events or findings:
             record = Recorded(name, steps, raw_events, meta, run)
-            told = self._explainer.explained(entry, record, version, findings)
-            entry.problems = len(problems) + len(told.problems)
+            explained = self._explainer.explained(entry, record, version, findings)
+            entry.problems = len(problems) + len(explained.problems)
         self._evict(keep=entry)
         return Snapshot(
             name,
             version,
             steps,
             meta,
-            [*problems, *told.problems] if told else problems,
-            told.events if told else (),
-            (told.findings or ()) if told else (),
-            told.version if told else "",
+            [*problems, *explained.problems] if explained else problems,
+            explained.events if explained else (),
+            (explained.findings or ()) if explained else (),
+            explained.version if explained else "",
             tables,
             histograms,
             entry.cells,
@@ -207,7 +207,7 @@ class RunTable:
         return self._explainer.quickly()
 
     def sessions(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """What each session of a run told of itself when it began, oldest first. Reads no step: 0.1 ms a session."""
+        """What each session of a run recorded when it began, oldest first. Reads no step: 0.1 ms a session."""
         entry = self._find(name)
         if entry.peek is not None:
             meta = self.snapshot(name).meta
@@ -348,7 +348,7 @@ class RunTable:
                 continue
             try:
                 total -= entry.bytes
-                entry.opened, entry.told, entry.bytes = None, None, 0
+                entry.opened, entry.explained, entry.bytes = None, None, 0
                 entry.cells, entry.derived = CellCache(), {}
             finally:
                 entry.lock.release()

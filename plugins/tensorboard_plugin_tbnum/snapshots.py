@@ -27,11 +27,11 @@ class Row:
     optimizers: tuple[str, ...] | None = None
     """From the head of its files; None until they were looked at."""
     problems: int | None = None
-    """None until the run was asked for: only its records tell."""
+    """None until the run was asked for: only its records say."""
     findings: Mapping[str, int] | None = None
     """How many of each severity. None until its findings were asked for."""
     seed: Any = None
-    """As its first session told it; None where it did not."""
+    """As its first session recorded it; None where it did not."""
     setting: str | None = None
     """Equal for runs that differ in nothing but the seed; None until the head of its files was looked at."""
     source: str = "tbnum"

@@ -146,7 +146,7 @@ def _resume(seen: Occurrence) -> str:
         "log": ", by another process or writer.",
         "steps": "; what was logged from there on before is superseded.",
         "framework": ", as the framework counts its steps.",
-        "counted": ", as the optimizer's own count of updates tells.",
+        "counted": ", by the optimizer's own count of updates.",
         "weights": ", the first that is not in the log: its parameters have been trained, its optimizer is new.",
         "unknown": ", the first that is not in the log: the checkpoint's step is unknown.",
     }.get(seen.facts.how, ".")

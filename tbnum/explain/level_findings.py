@@ -205,7 +205,7 @@ def _new_level(norms: np.ndarray) -> tuple[int, float, float] | None:
 
 
 def _edge(norms: np.ndarray, begin: int, end: int, before: float, after: float) -> int | None:
-    """The first value of the new level, where the step is a sharp one: eight values before and after it tell."""
+    """The first value of the new level, where the step is a sharp one: eight values before and after it show it."""
     middle = float(np.sqrt(before * after))
     high = norms[begin:end] > middle
     beyond = high if after > before else ~high

@@ -16,7 +16,7 @@ from tbnum.log.columns import columns_named
 __all__ = ["ParameterNorms", "SpoiledUpdate"]
 
 MAX_TABLES = 32
-"""Tables that are opened to tell a measured NaN: those at which a stretch of them begins."""
+"""Tables that are opened to recognize a measured NaN: those at which a stretch of them begins."""
 
 
 class SpoiledUpdate(NamedTuple):

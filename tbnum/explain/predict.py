@@ -20,7 +20,7 @@ __all__ = ["NextOverflow", "next_overflow"]
 FLOAT16 = FORMATS["float16"]
 
 ROWS = 8
-"""Of late, whose largest gradient counts. A probe has ten steps to overflow in: about as many batches."""
+"""Recent ones, whose largest gradient counts. A probe has ten steps to overflow in: about as many batches."""
 
 SHARE = 0.25  # of the run, from its end, that "recent" is
 

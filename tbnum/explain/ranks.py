@@ -1,4 +1,4 @@
-"""What only all ranks together tell: whose batch a skip came from, ranks that disagree, ranks that are gone.
+"""What only all ranks together show: whose batch a skip came from, ranks that disagree, ranks that are gone.
 
 The reduction of gradients spreads an inf to every rank, so each rank's own record says no more than that it skipped.
 Its own loss is what a rank has for itself; where gradients are sharded, so is its part of them.
@@ -27,7 +27,7 @@ DISAGREEMENTS_TOLD = 10
 RANKS_TOLD = 64
 
 _OF_ANY_RANK = ("crash", "nonfinite_step", "norm_overflow", "no_gradients")
-"""Kinds that are told of other ranks too, where the lowest rank has none at that step."""
+"""Kinds that are reported of other ranks too, where the lowest rank has none at that step."""
 
 
 def events_of_all_ranks(events: Sequence[Event], ranks: Ranks | None) -> list[Event]:
@@ -48,10 +48,10 @@ def events_of_all_ranks(events: Sequence[Event], ranks: Ranks | None) -> list[Ev
     ]
     events = [*events, *_of_other_ranks(events, ranks)]
     _look(ranks, [event for event in events if event.kind in _FAILURES])
-    told = [_with_ranks(event, ranks, failures) if event.kind in _FAILURES else event for event in events]
-    told += _disagreements(ranks)
-    told += _lost(ranks)
-    return sorted(told, key=lambda event: event.step)  # stable: within a step the lowest rank's come first
+    found = [_with_ranks(event, ranks, failures) if event.kind in _FAILURES else event for event in events]
+    found += _disagreements(ranks)
+    found += _lost(ranks)
+    return sorted(found, key=lambda event: event.step)  # stable: within a step the lowest rank's come first
 
 
 def rank_findings(ranks: Ranks | None) -> Iterator[Finding]:
@@ -179,10 +179,10 @@ def _with_ranks(
 
 
 def _of_parts(own: Mapping[int, Mapping[str, Any]], nonfinite: Mapping[int, float]) -> dict[str, Any]:
-    """The gradients that were not finite, as the rank tells that found most."""
+    """The gradients that were not finite, as the rank recorded them that found most."""
     worst = max(nonfinite, key=lambda rank: -1.0 if math.isnan(nonfinite[rank]) else nonfinite[rank])
-    told = own.get(worst) or {}
-    return {key: told[key] for key in ("nonfinite_tensors", "nonfinite_names", "tensors") if key in told}
+    facts = own.get(worst) or {}
+    return {key: facts[key] for key in ("nonfinite_tensors", "nonfinite_names", "tensors") if key in facts}
 
 
 def _outlier(losses: Mapping[int, float]) -> list[int]:
@@ -197,17 +197,18 @@ def _outlier(losses: Mapping[int, float]) -> list[int]:
 
 def guilty_words(data: Mapping[str, Any]) -> str:
     """`; on rank 1 alone, the losses of the other 3 ranks were finite`; empty where nothing is known."""
-    told = data.get("ranks")
-    guilty = list(told.get("guilty") or []) if isinstance(told, Mapping) else []
-    if not isinstance(told, Mapping) or not guilty:
+    facts = data.get("ranks")
+    guilty = list(facts.get("guilty") or []) if isinstance(facts, Mapping) else []
+    if not isinstance(facts, Mapping) or not guilty:
         return ""
-    who, count = ranks_text(guilty), len(told.get("numbers") or [])
-    if told.get("how") == "part":
+    who, count = ranks_text(guilty), len(facts.get("numbers") or [])
+    if facts.get("how") == "part":
         return "" if len(guilty) == count else f"; what is not finite lies in the part of {who}"
-    others = [as_float(each) for rank, each in zip(told["numbers"], told["losses"], strict=False) if rank not in guilty]
+    losses = zip(facts["numbers"], facts["losses"], strict=False)
+    others = [as_float(loss) for rank, loss in losses if rank not in guilty]
     if not others:
         return "; so it was on every rank"
-    if told.get("how") == "outlier":
+    if facts.get("how") == "outlier":
         usual = statistics.median(loss for loss in others if math.isfinite(loss))
         return f"; it is the loss of {who}, against {number_text(usual)} on the others"
     finite = sum(map(math.isfinite, others))
@@ -276,7 +277,7 @@ def _lost(ranks: Ranks) -> Iterator[Event]:
             if not (ended or newest > wall_time + RANK_LOST_SECONDS):
                 continue
             last_of_others = max(lasts[other][0] for other in others)
-            at = step if step >= 0 else max(last_of_others, 0)  # it was with the others, as far as anybody can tell
+            at = step if step >= 0 else max(last_of_others, 0)  # it was with the others, as far as is known
             if at < cut:
                 data = {"rank": rank, "last_step": step, "last_step_of_others": last_of_others}
                 yield Event(at, wall_time if math.isfinite(wall_time) else newest, "rank_lost", data=data)
@@ -348,7 +349,7 @@ def _bits_apart(ranks: Ranks) -> list[Finding]:
             f"{same_until}, and are not at step {begun}: {', '.join(tensors[:3])}{more}.",
             "Where ranks train one model, go on from a checkpoint of before that step, and have the memory of "
             f"{ranks_text(named)} tested: a flipped bit looks like this. So does a rank that updates by itself: reduce "
-            "every gradient, and leave no_sync() before the last backward of a step. tensor_interval=1 tells the step.",
+            "every gradient, and leave no_sync() before the last backward of a step. tensor_interval=1 finds the step.",
             (begun,),
         )
     ]
@@ -370,7 +371,7 @@ def _left(reference: ChecksumSeries, series: ChecksumSeries) -> tuple[int, int, 
 
 
 def _apart(ranks: Ranks) -> Iterator[Finding]:
-    """Of replicas without checksums: their parameters' norms tell when they are not one model any more."""
+    """Of replicas without checksums: their parameters' norms show when they are not one model any more."""
     if not _are_replicas(ranks):
         return
     for name in [column.full for column, _ in columns_named(ranks.steps, "param_norm")]:
@@ -394,7 +395,7 @@ def _apart(ranks: Ranks) -> Iterator[Finding]:
         else:  # never seen equal: perhaps they were never meant to be
             title = "Ranks whose parameters have the same names hold different ones"
             evidence = (
-                f"Since the first step that tells, {step}: {evidence}. Norms of the run are those of rank "
+                f"Since step {step}, the first where it is known: {evidence}. Norms of the run are those of rank "
                 f"{ranks.present[0]} alone."
             )
             remedy = (

@@ -64,7 +64,7 @@ def _is_trained(past: Record, optimizer: OptimizerNow) -> bool:
         return False
     moved = abs(float(norms[-1] - norms[0]))
     if moved < MOVED * float(norms[0]):
-        return False  # too little to tell
+        return False  # too little to judge by
     late = norms[len(norms) // 2 :]
     nearest = float(np.abs(late - optimizer.param_norm).min())
     return nearest < MOVED * moved and abs(optimizer.param_norm - float(norms[0])) > moved / 2
@@ -126,7 +126,7 @@ def _updates_before(past: Record, optimizer: OptimizerNow) -> np.ndarray | None:
 
 
 def _scale_before(past: Record, step: int) -> float:
-    """The loss scale with which step `step` began, NaN where the record does not tell."""
+    """The loss scale with which step `step` began, NaN where the record does not say."""
     at = _value_at(past, "loss_scale", step)
     if not math.isnan(at):
         return at

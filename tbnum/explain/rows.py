@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 def sampled_rows(
     record: Record, columns: Sequence[str], count: int, *, share: tuple[float, float] = (0.0, 1.0)
 ) -> list[Rows]:
-    """At most `count` of the rows at intervals, evenly spread over a share of the run; one `Rows` an optimizer.
+    """At most `count` of the rows at intervals, evenly over a share of the run; one `Rows` an optimizer.
 
     Rows of skipped steps are not among them. Reads `count` tables, whatever the length of the run. [] without tables.
     """

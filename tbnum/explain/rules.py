@@ -75,7 +75,7 @@ class StepVerdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Collapse:
-    """A scale that fell over skips in a row. Told once a row."""
+    """A scale that fell over skips in a row. Reported once a row."""
 
     cause: str
     from_step: int

@@ -45,7 +45,7 @@ class Spike(NamedTuple):
     peak_row: int
     peak: float
     usual: float
-    back_after: int | None  # steps until it was back; None: not, or the record ends too soon to tell
+    back_after: int | None  # steps until it was back; None: not, or the record ends too soon
     lasting: bool  # it was still high `BASELINE` values later
     far: bool  # far beyond anything usual, and not for a single step
     schedule: bool  # the learning rate had just gone back up to where it had been: a warm restart

@@ -93,7 +93,7 @@ LR_ROSE = 1.5
 # -- tensors
 
 TENSOR_ROWS = 16
-"""Rows of the tables of tensors that a verdict on a tensor is drawn from, spread over the part of the run in question.
+"""Rows of the tables of tensors that a verdict on a tensor is drawn from, evenly over the part of the run in question.
 More would cost time on long runs and say the same."""
 
 TENSOR_ROWS_LEAST = 4
@@ -115,7 +115,7 @@ LR_IDLE = 0.1
 """Steps whose learning rate is below this share of the highest are left out of what is too small: a schedule's end."""
 
 NAMES_SHOWN = 3
-"""Of tensors in a sentence. More are counted: a list of 200 names tells nobody anything."""
+"""Of tensors in a sentence. More are counted: nobody reads a list of 200 names."""
 
 # -- float16
 
@@ -217,7 +217,7 @@ FLOAT8_SPIKE = 100.0
 lost to the other elements then."""
 
 FLOAT8_SPIKE_FLUSHED = 0.002
-"""Share of elements that becomes zero at a spike that is worth a word. Of normally distributed ones a scale that fits
+"""Threshold of the share of elements that becomes zero at a spike. Of normally distributed ones a scale that fits
 flushes 2e-6, one that a spike of 1,000 times made small 0.2 %."""
 
 FLOAT8_FLUSHED = 0.05

@@ -368,7 +368,7 @@ def test_an_empty_view_says_that_it_loads_or_how_to_fill_it(tmp_path: Path, serv
     server = serve(tmp_path)
     panel = look(server).open("plain").drawn()
     summary = panel.frame.locator("#summary-loss")
-    expect(summary).to_contain_text("no loss recorded: tell it with monitor.log_loss(loss)")
+    expect(summary).to_contain_text("no loss recorded: log it with monitor.log_loss(loss)")
     held: list[Route] = []
     panel.page.route("**/tbnum/heatmap?*", lambda route: held.append(route))
     panel.frame.get_by_role("option").filter(has_text="tensors").click()

@@ -101,7 +101,7 @@ export function smooth(store: PanelStore, weight: number) {
   store.set({ smoothing, own: { ...store.state.own, smoothing } });
 }
 
-/** Brings a step into view, near enough to be told from its neighbours, and holds it. */
+/** Brings a step into view, near enough to stand apart from its neighbours, and holds it. */
 export function goToStep(store: PanelStore, step: number) {
   if (!store.state.loaded || !Number.isFinite(step)) return;
   const target = clamped(Math.round(step), extentOf(store.state));
@@ -228,7 +228,7 @@ export function isOfTensors(tab: Place["dock"]) {
   return tab === "heatmap" || tab === "histogram";
 }
 
-/** Tells screen readers. */
+/** Says it to screen readers. */
 export function say(store: PanelStore, text: string) {
   const { zoom } = store.state;
   store.set({ said: text + (zoom ? ` Zoomed to steps ${formatCount(zoom[0])} to ${formatCount(zoom[1])}.` : "") });

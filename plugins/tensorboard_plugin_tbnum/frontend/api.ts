@@ -103,7 +103,7 @@ export class Api {
   fetcher: (input: URL | RequestInfo, init?: RequestInit | undefined) => Promise<Response>;
   kept: Map<string, { etag: string; value: any }> = new Map();
   /** the events asked for last */
-  told: { run: string; answer: EventsAnswer } | null = null;
+  answered: { run: string; answer: EventsAnswer } | null = null;
 
   constructor(base: URL = new URL("../", import.meta.url), fetcher: typeof fetch = (...request) => fetch(...request)) {
     this.base = base;
@@ -120,7 +120,7 @@ export class Api {
 
   /** All events; those that are known from before are not sent again. */
   async events(run: string): Promise<EventsAnswer> {
-    const before = this.told?.run === run ? this.told.answer : null;
+    const before = this.answered?.run === run ? this.answered.answer : null;
     const { version, unchanged = 0, events } = await this.#get("events", pairs({ run, since: before?.version }),
       async (response) => {
         const answer = await response.json();
@@ -129,7 +129,7 @@ export class Api {
       });
     if (before && version === before.version) return before;
     const answer = { version, events: before ? [...before.events.slice(0, unchanged), ...events] : events };
-    this.told = { run, answer };
+    this.answered = { run, answer };
     return answer;
   }
 

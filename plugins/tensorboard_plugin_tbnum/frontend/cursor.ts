@@ -81,12 +81,12 @@ export class Cursor {
 
 /** When a step closed, in seconds since the epoch; of a bucket, its first step. */
 function wallTimeOf(series: Series, known: StepValues | null, step: number): number | null {
-  const told = known?.values.wall_time;
+  const recorded = known?.values.wall_time;
   const at = indexOfStep(series, step);
-  return typeof told === "number" ? told : at >= 0 ? series.wallTime[at] : null;
+  return typeof recorded === "number" ? recorded : at >= 0 ? series.wallTime[at] : null;
 }
 
-/** What a series tells of a step, until the server's answer is there. */
+/** What a series has of a step, until the server's answer is there. */
 function seriesValues(series: Series, step: number): StepValues | null {
   if (!series.exact) return null;
   const at = lowerBound(series.step, step);

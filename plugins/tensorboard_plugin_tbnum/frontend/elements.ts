@@ -116,7 +116,7 @@ export function factTable(rows: [string, string][]) {
 
 const NAME_END = 16; // characters that are always seen
 
-/** A name that is cut before its end, which is what tells it from others, where room is short. */
+/** A name that is cut before its end, which is what distinguishes it from others, where room is short. */
 export function longName(text: string, name: string = "") {
   if (text.length <= NAME_END) return element("span", `long-name ${name}`, text);
   return element("span", `long-name ${name}`, element("span", "name-head", text.slice(0, -NAME_END)),

@@ -127,8 +127,8 @@ export class EventCard {
   /** Adds what the step's record has beyond the event's facts. */
   addValues(event: TbnumEvent, step: StepValues) {
     if (event !== this.event || step.step !== event.step) return;
-    const told = new Set(["step", "wall_time", "skipped", ...Object.keys(event.data)]);
-    const rows = Object.entries(step.values).filter(([name, value]) => value != null && !told.has(name)).map((
+    const shown = new Set(["step", "wall_time", "skipped", ...Object.keys(event.data)]);
+    const rows = Object.entries(step.values).filter(([name, value]) => value != null && !shown.has(name)).map((
       [name, value],
     ) => fact(name, value));
     this.values.dataset.step = String(step.step);

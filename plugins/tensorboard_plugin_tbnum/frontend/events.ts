@@ -75,7 +75,7 @@ export function eventTitle(kind: string) {
 
 /**
  * What a run's skips were, in a line: "7 skips (0.01 %): 5 scale warmup, 2 bad batch". A step that several optimizers
- * skipped is one. @param known whether the log can tell
+ * skipped is one. @param known whether the log has it
  */
 export function skipSummary(events: TbnumEvent[], steps: number, known: boolean = true) {
   const skips = events.filter((event) => event.kind === "skip");

@@ -13,7 +13,7 @@ const RUN = 220; // width of a run's name
 
 /**
  * At twice the size of the page, on the page's ground.
- * @param runs where several are in the charts: what tells them apart
+ * @param runs where several are in the charts: what distinguishes them
  */
 export function figure(charts: Charts, title: string,
   runs: { text: string; color: string; dash: number[] }[]): Promise<Blob> {

@@ -71,7 +71,7 @@ export function arranged(rows: FindingRow[], filter: string, column: typeof COLU
 /**
  * Rows as the report folds them: each finding, each group of events worth reading by its first, and in one what is
  * left.
- * Groups are of the same events as the rows, in order; where only the first of many groups were told, what is worth
+ * Groups are of the same events as the rows, in order; where only the first of many groups were sent, what is worth
  * reading beyond them stands by itself.
  * @param rows as `findingRows` has them
  */
@@ -125,7 +125,7 @@ export class FindingsTable {
   column: typeof COLUMNS[number] | null = null;
   direction = (1 as 1 | -1);
   search = element("input", { class: "search", type: "search", placeholder: "Filter",
-    "aria-label": "Filter findings and events", oninput: () => this.#anew() });
+    "aria-label": "Filter findings and events", oninput: () => this.#restart() });
   links = element("span", "export-links");
   count = element("p", { class: "dock-message", role: "status" });
   body = element("tbody");
@@ -185,10 +185,10 @@ export class FindingsTable {
     if (this.column !== column) [this.column, this.direction] = [column, first];
     else if (this.direction === first) this.direction = -first as 1 | -1;
     else this.column = null;
-    this.#anew();
+    this.#restart();
   }
 
-  #anew() {
+  #restart() {
     this.most = MOST_ROWS;
     this.#draw();
   }

@@ -1,6 +1,6 @@
 /**
  * The heat map: tensors by steps, on the x axis of the charts above it, moved through by pointer and keys. What is not
- * finite is hatched, so that it is told without colours.
+ * finite is hatched, so that it is seen without colours.
  */
 
 import { hover, openTensor } from "./actions.ts";

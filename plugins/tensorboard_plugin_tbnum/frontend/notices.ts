@@ -64,5 +64,5 @@ export function whyEmpty(spec: ChartSpec, { info, nonfiniteAnswer }: Loaded,
   const name = spec.title.toLowerCase();
   if (plain && MAPPED.has(spec.id))
     return `no ${name} found: name its tag with tensorboard --tbnum_map ${spec.lines[0].column}=TAG`;
-  return spec.id === "loss" ? "no loss recorded: tell it with monitor.log_loss(loss)" : `no ${name} recorded here`;
+  return spec.id === "loss" ? "no loss recorded: log it with monitor.log_loss(loss)" : `no ${name} recorded here`;
 }

@@ -140,7 +140,7 @@ export function drawRuns(plot: Plot, spec: ChartSpec, lines: OverlayLine[], poin
 }
 
 /**
- * Numbers at the ends of lines, as in the legend: colour is not needed to tell them apart. One that had to move is led
+ * Numbers at the ends of lines, as in the legend: colour is not needed to distinguish them. One that had to move is led
  * to from the end of its line.
  */
 export function drawEndNumbers({ ctx, bbox }: Plot, ends: LineEnd[]) {

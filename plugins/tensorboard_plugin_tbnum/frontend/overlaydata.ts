@@ -177,20 +177,20 @@ export class OverlayData {
   #decoded({ header, arrays }: { header: any; arrays: Map<string, Values> }): OverlayLine[] {
     const unit = header.x === "time" ? 1000 : 1;
     const seen: Map<string, number> = new Map([[this.colorOf((this.scene as OverlayScene).current), 1]]);
-    return header.lines.map((told: any, at: number) => {
-      const color = this.colorOf(told.runs[0] ?? told.missing[0]);
+    return header.lines.map((line: any, at: number) => {
+      const color = this.colorOf(line.runs[0] ?? line.missing[0]);
       const repeat = seen.get(color) ?? 0;
       seen.set(color, repeat + 1);
       const start = arrays.get(`${at}/x`) as Values;
-      const size = told.size / unit;
+      const size = line.size / unit;
       const of = (column: string, kind: string) => arrays.get(`${at}/${column}/${kind}`) ?? null;
-      return { runs: told.runs, skips: skipsOf({ of })?.some((count) => count > 0) ?? false, size: told.size,
-        colors: this.colors.of(told.runs[0] ?? told.missing[0]), dash: DASHES[repeat % DASHES.length],
-        ends: [...(told.ends ?? [])].map((end: number) => end / unit).sort((a, b) => a - b),
-        first: told.first === null ? null : told.first / unit, last: told.last === null ? null : told.last / unit,
+      return { runs: line.runs, skips: skipsOf({ of })?.some((count) => count > 0) ?? false, size: line.size,
+        colors: this.colors.of(line.runs[0] ?? line.missing[0]), dash: DASHES[repeat % DASHES.length],
+        ends: [...(line.ends ?? [])].map((end: number) => end / unit).sort((a, b) => a - b),
+        first: line.first === null ? null : line.first / unit, last: line.last === null ? null : line.last / unit,
         start: unit === 1 ? start : Float64Array.from(start, (x) => x / unit),
-        x: Float64Array.from(start, (x) => (told.size === 1 ? x / unit : x / unit + size / 2)), of,
-        missing: missingOf(of, told.size > 1), made: new Map() };
+        x: Float64Array.from(start, (x) => (line.size === 1 ? x / unit : x / unit + size / 2)), of,
+        missing: missingOf(of, line.size > 1), made: new Map() };
     });
   }
 

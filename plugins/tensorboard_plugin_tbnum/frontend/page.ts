@@ -272,12 +272,12 @@ export class Page {
       this.#showFacts([]);
       return;
     }
-    const told = statusOf(row, Date.now() / 1000);
-    const { state: how, text } = connected ? told : { state: "unknown", text: "not connected" };
+    const own = statusOf(row, Date.now() / 1000);
+    const { state: how, text } = connected ? own : { state: "unknown", text: "not connected" };
     this.name.title = runTitle(row.run);
     this.status.className = `status ${how}`;
     this.status.textContent = text;
-    this.followButton.hidden = told.state === "ended" || told.state === "crashed";
+    this.followButton.hidden = own.state === "ended" || own.state === "crashed";
     this.#showFacts(loaded ? factsOf(row, loaded, prefixOf(state)) : []);
   }
 
@@ -318,7 +318,7 @@ export class Page {
 function factsOf(row: RunRow, loaded: Loaded, prefix: string) {
   const { overview, eventsAnswer, info, nonfiniteAnswer } = loaded;
   const { steps } = overview.header;
-  const written = info.problems.length ? row.steps ?? 0 : 0; // as its writers counted; the list of runs tells these
+  const written = info.problems.length ? row.steps ?? 0 : 0; // as its writers counted; the list of runs has these
   const facts = [
     steps < written ? `${formatCount(steps)} of ${counted(written, "step")} could be read` : counted(steps, "step"),
   ];

@@ -6,7 +6,7 @@
 import type { Against } from "./baseline.ts";
 import type { Alignment } from "./xaxis.ts";
 
-/** What an address tells of the panel. */
+/** What an address says of the panel. */
 export type Place = {
   run: string | null;
   /** steps, inclusive; null: the whole run */

@@ -124,7 +124,7 @@ function dragOnAxis({ store }: Charts, { spec, holder }: Pane, plot: Plot) {
 /** uPlot's series in the order of `plotData`; notes which are ranges, and how wide lines are. */
 function seriesOf(charts: Charts, pane: Pane) {
   const stepped = uPlot.paths.stepped?.({ align: 1 });
-  /** Dots where steps are far enough apart to be told from each other. */
+  /** Dots where steps are far enough apart to be seen as several. */
   const showPoints: (plot: Plot, at: number, from: number, to: number) => boolean = (plot, _, from, to) =>
     charts.exact && (to - from + 1) * 9 < areaOf(plot).width;
   /** Where no line goes, in pixels of the canvas; one that was measured now and then leads over what is unknown. */

@@ -95,7 +95,7 @@ export type PlotDataOptions = {
   xOf: (step: number) => number;
   /** what values are held against */
   relative?: Relative | null;
-  /** points after which steps are missing, where the series' own distances do not tell */
+  /** points after which steps are missing, where the series' own distances do not show it */
   missing?: Set<number>;
 };
 
@@ -171,7 +171,7 @@ function nonfiniteEdge(spec: ChartSpec, series: SeriesLike, prefix: string) {
 /**
  * Where a NaN among exact values was measured: elsewhere it says that nothing is known.
  *
- * @returns 1 where it was; null: not told
+ * @returns 1 where it was; null: unknown
  */
 export function measuredNan(column: string, series: SeriesLike, prefix: string, nonfiniteLoss: NonfiniteAnswer | null):
   | Uint32Array

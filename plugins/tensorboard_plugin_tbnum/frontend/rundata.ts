@@ -1,6 +1,6 @@
 /**
  * What is known of the chosen run: its overview, finer detail where the view is, its events, and the values of single
- * steps. Asks the server for them, and tells when they have come.
+ * steps. Asks the server for them, and says when they have come.
  */
 
 import { RouteError, Unreachable } from "./api.ts";
@@ -25,7 +25,7 @@ export type Loaded = {
   overview: Series;
   /** of the interval in view and a margin around it */
   detail: Series | null;
-  /** null until they are told */
+  /** null until they are there */
   eventsAnswer: EventsAnswer | null;
   nonfiniteAnswer: NonfiniteAnswer | null;
   lanes: Lane[];
@@ -58,8 +58,8 @@ export class RunData {
    */
   async load(run: string): Promise<boolean> {
     const { api, store, store: { state } } = this;
-    const told = state.loaded?.run === run ? 0 : setInterval(() => this.#tellHowFar(run), HOW_FAR_SECONDS * 1000);
-    const info = await api.run(run).finally(() => clearInterval(told));
+    const asking = state.loaded?.run === run ? 0 : setInterval(() => this.#sayHowFar(run), HOW_FAR_SECONDS * 1000);
+    const info = await api.run(run).finally(() => clearInterval(asking));
     if (state.run !== run) return false;
     const old = state.loaded?.run === run ? state.loaded : null;
     store.set({ views: fitted(state.views, info) });
@@ -88,11 +88,11 @@ export class RunData {
       if (!old && state.zoom) zoomTo(store, ...state.zoom);
       if (state.following && state.zoom) store.set({ zoom: newest(state) });
     }
-    return this.#told(run, await events) || changed;
+    return this.#took(run, await events) || changed;
   }
 
   /** A long record takes seconds to read: how much of it was. */
-  async #tellHowFar(run: string) {
+  async #sayHowFar(run: string) {
     const { runs } = await this.api.runs().catch(() => ({ runs: [] as RunRow[] }));
     const row = runs.find((one) => one.run === run);
     const { state } = this.store;
@@ -102,7 +102,7 @@ export class RunData {
   }
 
   /** @returns whether it says anything new */
-  #told(run: string, answer: EventsAnswer): boolean {
+  #took(run: string, answer: EventsAnswer): boolean {
     const { loaded } = this.store.state;
     if (loaded?.run !== run || loaded.eventsAnswer === answer) return false;
     const lanes = buildLanes(answer.events, loaded.nonfiniteAnswer);

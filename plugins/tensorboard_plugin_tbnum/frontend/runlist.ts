@@ -27,7 +27,7 @@ export class RunList {
   element: HTMLElement;
   shown: RunRow[] = [];
 
-  /** @param colorOf "" where colours tell no runs apart */
+  /** @param colorOf "" where colours do not distinguish runs */
   constructor(api: Api, readonly store: PanelStore, readonly colorOf: (run: string) => string) {
     this.health = new HealthCounter(new Api(api.base, api.fetcher), store);
     this.order = element("select", { class: "small", "aria-label": "Order of the runs",

@@ -23,7 +23,7 @@ function flattened(value: any, path: string = ""): [string, string][] {
   return Object.entries(value).flatMap(([name, inner]) => flattened(inner, path ? `${path}.${name}` : name));
 }
 
-/** What two runs told differently: path, first, second. */
+/** What two runs recorded differently: path, first, second. */
 export function differences(first: any, second: any): [string, string, string][] {
   const [a, b] = [new Map(flattened(first)), new Map(flattened(second))];
   return [...new Set([...a.keys(), ...b.keys()])].sort()

@@ -26,7 +26,7 @@ export class RunsInCharts {
     });
   }
 
-  /** "" where colours tell no runs apart. */
+  /** "" where colours do not distinguish runs. */
   colorOf(run: string) {
     return this.overlay?.colorOf(run) ?? "";
   }

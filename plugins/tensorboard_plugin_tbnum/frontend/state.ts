@@ -1,4 +1,4 @@
-/** What the panel shows: what a person has chosen, what the server told, and what follows from both. */
+/** What the panel shows: what a person has chosen, what the server sent, and what follows from both. */
 
 import { remembered } from "./host.ts";
 import { laneOf } from "./marks.ts";
@@ -43,7 +43,7 @@ export type State = Omit<Place, "views" | "smoothing" | "off"> & {
   loaded: Loaded | null;
   /** values of single steps, another object whenever there are more */
   known: { steps: Map<number, StepValues> };
-  /** which tensors the run has (null: not told yet), and what the charts show of them */
+  /** which tensors the run has (null: not known yet), and what the charts show of them */
   tensors: TensorsShown;
   /** x between which the runs beside the chosen one have steps; another object whenever there is more of them */
   beside: { extent: [number, number] | null };
@@ -82,7 +82,7 @@ export type TensorsShown = {
 
 export type PanelStore = Store<State>;
 
-/** What of the state an address tells. */
+/** What of the state an address has. */
 export const PLACE_KEYS = ["run", "zoom", "axis", "event", "views", "dock", "pin", "column", "tensor", "over",
   "grouped", "smoothing", "optimizer", "hidden", "find", "led", "baseline", "against"] as const;
 

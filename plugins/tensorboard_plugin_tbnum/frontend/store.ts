@@ -8,7 +8,7 @@ type Watcher<S> = { keys: (keyof S)[]; changed: (keys: ReadonlySet<keyof S>) => 
 export class Store<S extends object> {
   #watchers: Watcher<S>[] = [];
   #changed = new Set<keyof S>();
-  #telling = false;
+  #notifying = false;
 
   constructor(readonly state: Readonly<S>) {}
 
@@ -18,7 +18,7 @@ export class Store<S extends object> {
   }
 
   /**
-   * Sets values, and tells those who watch them. What is equal is no change. What they set in turn is told when all of
+   * Sets values, and notifies those who watch them. What is equal is no change. What they set in turn follows when all of
    * them have heard of the first.
    */
   set(changes: Partial<S>) {
@@ -27,8 +27,8 @@ export class Store<S extends object> {
       (this.state as S)[key] = changes[key] as S[keyof S];
       this.#changed.add(key);
     }
-    if (this.#telling) return;
-    this.#telling = true;
+    if (this.#notifying) return;
+    this.#notifying = true;
     try {
       while (this.#changed.size) {
         const keys = this.#changed;
@@ -36,7 +36,7 @@ export class Store<S extends object> {
         for (const watcher of this.#watchers) if (watcher.keys.some((key) => keys.has(key))) watcher.changed(keys);
       }
     } finally {
-      this.#telling = false;
+      this.#notifying = false;
     }
   }
 }

@@ -116,7 +116,7 @@ export function firstViews(run: RunInfo | null = null): Views {
     log: new Map(), smooth: new Set(), whole: new Set() };
 }
 
-/** A scale where there is one; else what else tells how training does. */
+/** A scale where there is one; else what else shows how training does. */
 function hiddenAtFirst(run: RunInfo | null): Set<string> {
   const optional = CHARTS.filter((chart) => chart.optional).map(({ id }) => id);
   // What a scalar log has of a scale may only want its tag named: the view says so.
@@ -204,7 +204,7 @@ export function neededColumns(columns: string[], prefix: string, hidden: Set<str
       [...lines.map(({ column }) => column), ...beside].map((name) => (ofOptimizer ? prefix : "") + name)
     ),
   );
-  // marks stand on the loss; the second tells a measured NaN from an unknown one, the third stands in the head
+  // marks stand on the loss; the second distinguishes a measured NaN from an unknown one, the third stands in the head
   for (const own of ["loss", `${prefix}nonfinite_tensors`, `${prefix}clipped`]) wanted.add(own);
   return [...wanted].filter((column) => columns.includes(column));
 }

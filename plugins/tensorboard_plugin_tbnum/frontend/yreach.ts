@@ -56,7 +56,7 @@ function drawnInView(charts: Charts, { data }: Pane): number[][] {
 export function sayReach(charts: Charts, { spec, reach, beyond }: Pane) {
   const { yRanges, views } = charts.store.state;
   const whole = views.whole.has(spec.id);
-  const said = `${yRanges.has(spec.id)} ${whole} ${beyond}`; // what is written anew is laid out anew
+  const said = `${yRanges.has(spec.id)} ${whole} ${beyond}`; // what is written is laid out again
   if (reach.dataset.said === said) return;
   reach.dataset.said = said;
   reach.hidden = !yRanges.has(spec.id) && !beyond;

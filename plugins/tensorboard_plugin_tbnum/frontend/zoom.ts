@@ -62,7 +62,7 @@ export function clamped(step: number, [first, last]: [number, number]) {
   return Math.max(first, Math.min(last, step));
 }
 
-/** Whether a step is in view, and near enough to be told from its neighbours. */
+/** Whether a step is in view, and near enough to stand apart from its neighbours. */
 export function isClose(step: number, [from, to]: [number, number]) {
   return step >= from && step <= to && to - from <= 1.5 * CLOSE_STEPS;
 }

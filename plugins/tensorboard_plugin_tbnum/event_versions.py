@@ -1,4 +1,4 @@
-"""What was told of the events of runs, so that who asks again is told only what has changed since."""
+"""The versions of runs' events that were sent, so that who asks again is sent only what has changed since."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["Told"]
+__all__ = ["EventVersions"]
 
 MOST_VERSIONS = 64
 """Of all runs together; one of 5,000 events takes 40 kB."""
 
 
-class Told:
-    """Fingerprints of the events of each version that was told.
+class EventVersions:
+    """Fingerprints of the events of each version that was sent.
 
-    A count of events would not do: explanations are worked out anew for each version, with hindsight, so an old event
+    A count of events would not do: explanations are worked out again for each version, with hindsight, so an old event
     may read otherwise in a new one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._versions: dict[str, np.ndarray] = {}  # (events,) int64; the one told last comes last
+        self._versions: dict[str, np.ndarray] = {}  # (events,) int64; the one sent last comes last
 
     def unchanged(self, since: str | None, version: str, rows: Sequence[bytes]) -> int:
         """How many of the first `rows` read as in version `since`; 0 where that is not remembered.
