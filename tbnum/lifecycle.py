@@ -174,12 +174,12 @@ def _warn_when_it_steps(optimizer: torch.optim.Optimizer, message: str) -> None:
 
 def crash_facts(error: BaseException) -> dict[str, Any]:
     """What is known of an exception that ended the loop."""
-    facts: dict[str, Any] = {"error": _told(error)}
+    facts: dict[str, Any] = {"error": _as_text(error)}
     # Anomaly mode may have been on in a block that has ended; then torch's own sentence shows it.
     if torch.is_anomaly_enabled() or "returned nan values in its" in str(error):
         facts["anomaly"] = True
     return facts
 
 
-def _told(error: BaseException) -> str:
+def _as_text(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, str(error))))

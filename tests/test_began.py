@@ -108,7 +108,7 @@ def test_a_models_own_order_is_left_alone():
     assert forward_order(tuple(f"group0.param{at}" for at in range(12))) == tuple(range(12))
 
 
-def test_parameters_without_names_are_told_by_their_place():
+def test_parameters_without_names_are_named_by_their_place():
     names = [f"group0.param{at}" for at in range(6)]
     found = pattern(*names[:4], names=names)
     assert (found.how, found.modules) == ("spread", ("group0.param4", "group0.param3"))

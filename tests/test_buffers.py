@@ -24,7 +24,7 @@ def watched(model: nn.Module, interval: int = 5) -> tuple[BufferWatch, list[dict
     return BufferWatch({"": model}, interval, lambda: skips[0], reported.append), reported, skips
 
 
-def test_running_statistics_that_become_nan_are_told_once_at_the_next_interval():
+def test_running_statistics_that_become_nan_are_reported_once_at_the_next_interval():
     model = Model()
     watch, reported, _ = watched(model)
     for step in range(1, 30):

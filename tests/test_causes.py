@@ -144,7 +144,7 @@ def test_a_measured_norm_of_the_parameters_outranks_a_loss_that_hides_nan():
     assert all("step 3" in event.remedy for event in events)
 
 
-def test_float16_parameters_with_an_eps_that_vanishes_are_told_before_anything_happens():
+def test_float16_parameters_with_an_eps_that_vanishes_are_reported_before_anything_happens():
     for dtype, eps, there in (("float16", 1e-8, True), ("float16", 1e-4, False), ("float32", 1e-8, False)):
         run = FakeRun({}, [], {"optimizers": {"a": {"class": "Adam", "groups": [{"eps": eps}], "dtypes": {dtype: 3}}}})
         assert ("eps_vanishes" in rules(run)) == there, (dtype, eps)
@@ -174,7 +174,7 @@ def test_a_loss_of_nan_with_gradients_of_0_is_a_mean_over_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("scale", [INF, 2.0**127, 2.0**112, -1.0])
-def test_a_scale_that_no_gradient_survives_is_told_and_ends_no_report(scale: float, tmp_path: Path):
+def test_a_scale_that_no_gradient_survives_is_reported_and_ends_no_report(scale: float, tmp_path: Path):
     with Trained(tmp_path / "bad", Half(), init_scale=2.0**10) as loop:
         for step, x in enumerate(batches(20)):
             if step == 12:

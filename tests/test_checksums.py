@@ -76,7 +76,7 @@ def test_swaps_signs_and_pairs_that_cancel_in_plain_sums_are_seen(values: str) -
     assert of(~tensor.view(torch.int64)) != of(tensor.view(torch.int64)), "all bits changed"
 
 
-def test_sizes_of_zeros_are_told_apart_and_none_is_0() -> None:
+def test_sizes_of_zeros_are_distinguished_and_none_is_0() -> None:
     found = checksums([torch.zeros(size) for size in range(1, 200)])
     assert len(set(found.tolist())) == 199 and 0 not in found.tolist()
     assert of(torch.zeros(4)) != of(-torch.zeros(4))

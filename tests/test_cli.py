@@ -473,7 +473,7 @@ def test_arguments_that_make_no_sense_are_exit_code_2(arguments: list[str], caps
     assert err.startswith("tbnum") and err.count("\n") == 1 and "--help" in err
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]):
+def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match=r"^0$"):
         tbnum.cli.main(["--version"])
     assert capsys.readouterr().out == f"tbnum {tbnum.__version__}\n"

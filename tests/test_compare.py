@@ -147,7 +147,7 @@ def test_what_is_not_compared_is_named(tmp_path: Path) -> None:
     log.close()
 
 
-def test_events_and_settings_of_one_alone_are_told(tmp_path: Path) -> None:
+def test_events_and_settings_of_one_alone_are_reported(tmp_path: Path) -> None:
     record(tmp_path / "a", range(10), events=[skip(3), skip(5)], seed=1, config={"lr": 0.1, "depth": 2})
     record(tmp_path / "b", range(10), events=[skip(3), skip(6)], seed=1, config={"lr": 0.2, "depth": 2})
     found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"))

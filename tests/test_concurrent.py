@@ -56,7 +56,7 @@ def test_two_trainings_at_once_are_named_with_the_way_out(tmp_path: Path, first:
         assert alone.steps["step"].tolist() == list(steps) and alone.meta["concurrent_writers"] == []
 
 
-def test_they_are_told_while_they_go_on(tmp_path: Path) -> None:
+def test_they_are_reported_while_they_go_on(tmp_path: Path) -> None:
     logs = [open_log(tmp_path, start_time=START), open_log(tmp_path, start_time=START + 1)]
     for log in logs:
         append(log, range(10))

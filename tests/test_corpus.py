@@ -59,7 +59,7 @@ def test_the_report_of_a_short_growth_interval_says_benign_and_gives_the_rate(
     assert "a longer growth_interval" in out and "warning" not in out
 
 
-def test_a_loss_that_is_always_nan_is_a_collapse_whose_scale_is_told_as_it_is(
+def test_a_loss_that_is_always_nan_is_a_collapse_whose_scale_is_reported_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained("nan_loss_from_the_start_for_200_steps", tmp_path)
@@ -71,7 +71,7 @@ def test_a_loss_that_is_always_nan_is_a_collapse_whose_scale_is_told_as_it_is(
     assert tbnum.cli.main(["check", str(tmp_path)]) == 1
 
 
-def test_without_a_scaler_the_step_on_a_nonfinite_gradient_is_told_with_its_tensors(tmp_path: Path) -> None:
+def test_without_a_scaler_the_step_on_a_nonfinite_gradient_is_reported_with_its_tensors(tmp_path: Path) -> None:
     run = trained("without_a_scaler_a_bad_batch_is_no_skip", tmp_path)
     first = next(event for event in run.events if event.kind == "nonfinite_step")
     assert first.step == 3 and first.severity == "error"
@@ -123,7 +123,7 @@ def test_a_skip_at_the_edge_of_the_scale_sends_nobody_to_the_data(
     assert skip.remedy.startswith(remedy)
 
 
-def test_many_skips_at_the_edge_are_a_finding_and_a_probe_before_them_is_told(tmp_path: Path) -> None:
+def test_many_skips_at_the_edge_are_a_finding_and_a_probe_before_them_is_reported(tmp_path: Path) -> None:
     with Loop(tmp_path, Known(), init_scale=2.0**16, growth_interval=25, options={"tensor_interval": 5}) as loop:
         for step in range(210):
             first = 1.05 if step % 40 == 0 and step else 0.9
@@ -157,7 +157,7 @@ class Chain(torch.nn.Module):
         return self.outlet(hidden).square().mean()
 
 
-def test_an_overflow_on_the_way_back_is_told_to_begin_between_the_modules_around_it(tmp_path: Path) -> None:
+def test_an_overflow_on_the_way_back_is_reported_to_begin_between_the_modules_around_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Chain()
     with Loop(tmp_path, model, lr=1e-4) as loop:
@@ -215,7 +215,7 @@ def test_nothing_is_predicted_where_the_scale_would_take_ages(tmp_path: Path) ->
     assert prediction is None
 
 
-def test_a_live_run_is_told_what_is_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_live_run_is_reported_what_is_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Loop(tmp_path, Known(), init_scale=2.0**16, growth_interval=50, options={"tensor_interval": 5}) as loop:
         for _ in range(30):
             loop.step(lambda: loop.model((0.6, 0.1, 0.1)))

@@ -186,7 +186,7 @@ def test_byte_entropy_is_that_of_the_held_out_bytes() -> None:
     assert data.Text(four[:0], four, 1, Path()).byte_entropy() == pytest.approx(np.log(4))
 
 
-def test_a_place_without_text_is_told(tmp_path: Path) -> None:
+def test_a_place_without_text_is_reported(tmp_path: Path) -> None:
     data = data_module()
     with pytest.raises(FileNotFoundError, match="missing"):
         data.load_text(tmp_path / "missing")

@@ -310,7 +310,9 @@ def test_asking_for_the_norm_with_an_infinite_threshold_is_no_clip_under_a_scale
     np.testing.assert_allclose(steps["grad_norm_clipped"], steps["grad_norm"])
 
 
-def test_of_a_closure_that_is_called_several_times_the_first_loss_counts_also_where_it_is_told(tmp_path: Path) -> None:
+def test_of_a_closure_that_is_called_several_times_the_first_loss_counts_also_where_it_is_logged(
+    tmp_path: Path,
+) -> None:
     """Integrations report losses from inside the closure."""
     model, losses = nn.Linear(8, 1), []
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)

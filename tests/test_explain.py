@@ -269,7 +269,7 @@ def test_after_a_nonfinite_step_the_parameters_are_to_blame_until_a_loss_is_fini
 
 
 @pytest.mark.parametrize("kind", ["scale_set", "scaler_state_lost"])
-def test_a_scale_that_was_set_or_lost_warms_up_anew(kind: str):
+def test_a_scale_that_was_set_or_lost_warms_up_again(kind: str):
     loop = Loop()
     loop.steps(50)
     loop.event(kind, step=49, old_scale=65536.0, new_scale=2.0**24)
@@ -314,7 +314,7 @@ def test_two_optimizers_on_one_scaler_count_a_step_once():
     assert "settled at 2^17 after 3 skips" in explained[0].remedy
 
 
-def test_a_skip_whose_event_was_lost_is_told_from_the_columns():
+def test_a_skip_whose_event_was_lost_is_reported_from_the_columns():
     loop = Loop()
     loop.steps(20)
     loop.step(overflow=True)

@@ -111,7 +111,7 @@ loop.monitor.close()
     assert run.steps["step"].tolist() == list(range(30)) and len(run.meta["sessions"]) == 2
 
 
-def test_whoever_begins_in_a_folder_that_another_process_is_writing_to_is_told(tmp_path: Path) -> None:
+def test_whoever_begins_in_a_folder_that_another_process_is_writing_to_is_reported(tmp_path: Path) -> None:
     script = f"""
 import sys
 from pathlib import Path

@@ -129,7 +129,7 @@ def test_only_what_is_new_is_fetched(tmp_path, memory, monkeypatch):
         ("reference://runs", "cannot read 'reference://runs' (TypeError: "),
     ],
 )
-def test_a_url_without_runs_is_told_with_the_way_out(memory, capsys, url, reported):
+def test_a_url_without_runs_is_reported_with_the_way_out(memory, capsys, url, reported):
     with pytest.raises(OSError, match=re.escape(reported)):
         tbnum.read(url)
     assert cli.main(["report", url]) == 2
@@ -202,7 +202,7 @@ def test_what_a_file_systems_library_raises_is_an_oserror_that_names_the_url(mem
             file.read(1)
 
 
-def test_a_url_is_told_from_a_path():
+def test_a_url_is_reported_from_a_path():
     assert is_url("s3://bucket") and is_url("file:///tmp") and not is_url("C:\\runs") and not is_url("/a://b")
     assert isinstance(place("gs://a/b/"), RemotePath) and isinstance(place("runs"), Path)
     here = RemotePath("gs://a/b/")

@@ -93,7 +93,7 @@ def test_a_spike_that_comes_back_is_an_information():
     assert "back after 3 steps" in spike.evidence and "Before it: nothing in the record" in spike.evidence
 
 
-def test_spikes_are_told_with_what_came_before():
+def test_spikes_are_reported_with_what_came_before():
     steps = columns()
     steps["loss"][400:] += 4
     steps["lr"][390:] *= 3
@@ -154,7 +154,7 @@ def test_a_scheduler_stepped_on_skipped_steps_is_seen_in_a_real_loop_and_the_cor
         assert ("schedule_drift" in by_rule(findings(run))) == wrong
 
 
-def test_dropped_records_and_wasted_time_are_told():
+def test_dropped_records_and_wasted_time_are_reported():
     steps = columns(skipped=np.arange(600) % 20 == 10)
     found = reported(steps, dropped={"disk full": 3, "queue full": 1})
     assert "4 records could not be written: 3 for disk full, 1 for queue full" in found["records_dropped"].evidence
@@ -225,7 +225,7 @@ def test_steps_far_too_large_or_too_small_for_the_parameters_are_seen(tmp_path: 
         assert {each for each in by_rule(findings(run)) if each.startswith("update")} == ({rule} if rule else set())
 
 
-def test_a_gradient_that_underflows_is_told_with_the_scale_that_cures_it(tmp_path: Path):
+def test_a_gradient_that_underflows_is_reported_with_the_scale_that_cures_it(tmp_path: Path):
     finding = tensors(tmp_path, lambda step: (1e-7, 1e-7, 1e-7), init_scale=1.0)["gradient_underflow"]
     assert "At a scale of 1, 1e+02 %" in finding.evidence or "100 %" in finding.evidence
     assert "A scale of 4 cures it" in finding.remedy
@@ -244,12 +244,12 @@ def test_gradients_that_grow_and_push_the_scale_down_are_seen_before_it_is_used_
     assert "the scale fell from" in running_out.evidence and "steps from now" in running_out.evidence
 
 
-def test_a_scale_below_one_is_told(tmp_path: Path):
+def test_a_scale_below_one_is_reported(tmp_path: Path):
     found = tensors(tmp_path, lambda step: (1e6, 0.1, 0.1), 60, init_scale=16.0)
     assert "were taken at a scale below 1" in found["scale_below_one"].evidence
 
 
-def test_a_scaler_over_float32_gradients_is_told(tmp_path: Path):
+def test_a_scaler_over_float32_gradients_is_reported(tmp_path: Path):
     model = torch.nn.Linear(8, 8)
     with Loop(tmp_path, model, init_scale=2.0**40, options={"tensor_interval": 5}) as loop:
         for x in batches(200):

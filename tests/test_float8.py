@@ -146,7 +146,7 @@ def test_a_watched_training_is_bitwise_the_one_that_is_not() -> None:
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in seen.modules())
 
 
-def test_models_without_such_modules_are_told_apart() -> None:
+def test_models_without_such_modules_are_distinguished() -> None:
     assert not has_float8({"": nn.Linear(3, 3)})
     assert has_float8({"": model_of()})
 

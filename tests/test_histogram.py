@@ -205,7 +205,7 @@ def results(tensors: list[Tensor]) -> list[Tensor]:
     return [*of_each, *total_histograms_of(tensors).values(), *(found.values for found in statistics_of(tensors, 2.0))]
 
 
-def test_subnormals_are_told_from_zero_where_the_processor_flushes_them() -> None:
+def test_subnormals_are_reported_from_zero_where_the_processor_flushes_them() -> None:
     tensor = torch.tensor([1e-45, 0.0, 1e-40])
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormals")

@@ -42,7 +42,7 @@ def test_the_oldest_versions_are_those_that_the_extras_ask_for() -> None:
         assert asked is not None and f'"{extra}>={oldest}"' in asked[1], extra
 
 
-def test_the_callbacks_take_every_option_of_wrap_that_a_framework_does_not_tell() -> None:
+def test_the_callbacks_take_every_option_of_wrap_that_a_framework_does_not_give() -> None:
     assert {"tensor_interval", "histogram_interval", "scalar_interval", "activations", "config"} <= set(OPTIONS)
     assert not {"optimizer", "scaler", "logdir", "writer", "model"} & set(OPTIONS)
 

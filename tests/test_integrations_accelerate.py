@@ -231,7 +231,7 @@ def test_what_cannot_be_recorded_is_an_error_before_anything_is_hooked(
     assert not list(tmp_path.iterdir()) and not loop.optimizer.optimizer._optimizer_step_pre_hooks
 
 
-def test_a_second_monitor_of_an_accelerator_is_refused_as_its_losses_could_not_be_told_apart(tmp_path: Path) -> None:
+def test_a_second_monitor_of_an_accelerator_is_refused_as_its_losses_could_not_be_distinguished(tmp_path: Path) -> None:
     loop = Loop(with_scaler=False)
     model = Half()
     model, critic = loop.accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -190,7 +190,7 @@ def test_manual_optimization_with_two_optimizers_records_both(tmp_path: Path) ->
     assert len(run_of(tmp_path / "with").steps["other/grad_norm"]) == 8
 
 
-def test_a_mistake_in_a_loop_is_told_with_the_users_line_not_lightnings(tmp_path: Path) -> None:
+def test_a_mistake_in_a_loop_is_reported_with_the_users_line_not_lightnings(tmp_path: Path) -> None:
     callback = NumericsCallback(tmp_path)
     manual: dict[str, Any] = {"accumulate_grad_batches": 1, "gradient_clip_val": None}
     fit(trainer(tmp_path, [callback], scaler_for_tests(), **manual), Two(), GOOD[:8])  # clips before it unscales
@@ -345,7 +345,7 @@ def test_a_wrong_option_is_refused_when_the_callback_is_made() -> None:
         NumericsCallback(optimizer_names=["a/b", "c"])
 
 
-def test_names_for_more_optimizers_than_there_are_are_told(tmp_path: Path) -> None:
+def test_names_for_more_optimizers_than_there_are_are_reported(tmp_path: Path) -> None:
     callback = NumericsCallback(tmp_path / "run", optimizer_names=["net", "other"])
     with pytest.warns(RuntimeWarning, match=r"2 names \['net', 'other'\] for 1 optimizer"):
         fit(trainer(tmp_path, [callback]), Module(), GOOD[:2])

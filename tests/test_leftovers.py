@@ -97,20 +97,20 @@ def events_of(folder: Path, loop: Loop, steps: int = 30, **settings: Any) -> set
 @pytest.mark.parametrize(
     "loop", [correct, set_to_zero, set_to_zero_by_hand, accumulated, decayed_on_purpose, written_by_hand]
 )
-def test_a_loop_that_means_what_it_does_is_told_nothing(loop: Loop, tmp_path: Path):
+def test_a_loop_that_means_what_it_does_is_reported_nothing(loop: Loop, tmp_path: Path):
     assert events_of(tmp_path, loop) == set()
 
 
 @pytest.mark.parametrize("loop", [forgotten, forgotten_later])
-def test_a_forgotten_zero_grad_is_told(loop: Loop, tmp_path: Path):
+def test_a_forgotten_zero_grad_is_reported(loop: Loop, tmp_path: Path):
     assert events_of(tmp_path, loop) == {"gradients_not_zeroed"}
 
 
-def test_a_step_that_comes_twice_is_told(tmp_path: Path):
+def test_a_step_that_comes_twice_is_reported(tmp_path: Path):
     assert events_of(tmp_path, twice) == {"step_without_backward"}
 
 
-def test_under_a_scaler_a_forgotten_zero_grad_is_told(tmp_path: Path):
+def test_under_a_scaler_a_forgotten_zero_grad_is_reported(tmp_path: Path):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
@@ -123,7 +123,7 @@ def test_under_a_scaler_a_forgotten_zero_grad_is_told(tmp_path: Path):
     assert "gradients_not_zeroed" in {event.kind for event in run.events}
 
 
-def test_batch_norm_that_a_skipped_batch_spoiled_is_told(tmp_path: Path):
+def test_batch_norm_that_a_skipped_batch_spoiled_is_reported(tmp_path: Path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -116,7 +116,7 @@ def test_norms_that_change_with_the_learning_rate_are_its_doing():
     assert "norm_level" not in reported(columns(COUNT, grad_norm=norms() * np.where(STEP < 2000, 8.0, 1.0), lr=lr))
 
 
-def test_weights_that_vanish_are_told():
+def test_weights_that_vanish_are_reported():
     every = np.where(STEP % 50 == 0, 10 * np.exp(-STEP / 500), NAN)
     found = reported(columns(COUNT, param_norm=every))
     assert found["weights_vanish"].severity == "warning"
@@ -209,7 +209,7 @@ def test_a_hinge_loss_that_reached_0_leaves_no_tensor_dead(tmp_path: Path):
     assert "dead_tensor" not in trained(tmp_path, model, lambda step: torch.relu(0.1 - y * model(x)).mean(), lr=0.05)
 
 
-def test_a_tensor_that_weight_decay_takes_away_is_told(tmp_path: Path):
+def test_a_tensor_that_weight_decay_takes_away_is_reported(tmp_path: Path):
     model = Branches()
 
     def loss_of(step: int) -> torch.Tensor:
@@ -256,7 +256,7 @@ def test_a_learning_rate_that_is_no_step_downhill_is_an_error(value: float, rule
     assert found[rule].severity == "error" and found[rule].steps[0] == 1234
 
 
-def test_weights_that_grow_without_end_are_told():
+def test_weights_that_grow_without_end_are_reported():
     grows = np.where(STEP % 50 == 0, np.exp(STEP / 800), NAN)
     assert reported(columns(COUNT, param_norm=grows))["weights_grow"].severity == "warning"
     settles = np.where(STEP % 50 == 0, 1 + 20 * (1 - np.exp(-STEP / 500)), NAN)
@@ -264,7 +264,7 @@ def test_weights_that_grow_without_end_are_told():
 
 
 @pytest.mark.parametrize(("dtype", "there"), [(torch.bfloat16, True), (torch.float32, False)])
-def test_updates_that_a_16_bit_parameter_rounds_away_are_told(dtype: torch.dtype, there: bool, tmp_path: Path):
+def test_updates_that_a_16_bit_parameter_rounds_away_are_reported(dtype: torch.dtype, there: bool, tmp_path: Path):
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 64, bias=False).to(dtype)
     torch.nn.init.normal_(model.weight)

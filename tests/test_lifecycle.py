@@ -295,7 +295,7 @@ def test_some_objects_of_a_monitor_that_is_in_use_can_t_be_wrapped_apart(tmp_pat
     assert not (tmp_path / "one").exists()
 
 
-def test_what_only_a_partial_or_a_bound_method_holds_is_told_from_what_nobody_does(tmp_path: Path) -> None:
+def test_what_only_a_partial_or_a_bound_method_holds_is_reported_from_what_nobody_does(tmp_path: Path) -> None:
     from tbnum.observe.variables import use_of
 
     loop = Loop()

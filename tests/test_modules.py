@@ -120,7 +120,7 @@ def test_the_first_layer_whose_own_gradient_overflows_is_found_though_its_input_
     assert (finding["module"], finding["phase"], finding["shape"]) == ("0", "backward", [8, 8])
 
 
-def test_a_gradient_that_comes_non_finite_from_the_loss_is_told_at_the_first_module() -> None:
+def test_a_gradient_that_comes_non_finite_from_the_loss_is_reported_at_the_first_module() -> None:
     _, finding = report_of(net(), lambda model: one_step(model, math.inf) * 0)
     assert finding is not None and finding["phase"] == "backward" and finding["module"] == "head"
 
@@ -381,7 +381,7 @@ def test_muted_they_see_nothing() -> None:
     assert sentinels.reports() == [] and watch.landed() == []
 
 
-def test_trouble_of_their_own_is_told_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_of_their_own_is_reported_once_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any) -> Any:
         raise KeyError("broken")
 

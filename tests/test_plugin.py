@@ -370,7 +370,7 @@ def test_events_that_the_asker_has_are_not_told_again(panel, tmp_path):
     assert 0 < later["unchanged"] < len(whole["events"])
 
 
-def test_an_event_that_reads_otherwise_with_hindsight_is_told_again_with_all_after_it():
+def test_an_event_that_reads_otherwise_with_hindsight_is_reported_again_with_all_after_it():
     reported = EventVersions()
     assert reported.unchanged(None, "1", [b"a", b"b", b"c"]) == 0
     assert reported.unchanged("1", "2", [b"a", b"B", b"c", b"d"]) == 1
@@ -428,7 +428,7 @@ def test_findings_are_found_once_until_the_run_changes(panel, tmp_path, monkeypa
     assert len(calls) == 2
 
 
-def test_a_rule_of_the_findings_that_fails_is_told_as_one(panel, monkeypatch, caplog):
+def test_a_rule_of_the_findings_that_fails_is_reported_as_one(panel, monkeypatch, caplog):
     monkeypatch.setattr(panel.plugin._runs._explainer, "find", lambda run, events: 1 / 0)
     (reported,) = panel.json("findings", run=RUN)["findings"]
     assert reported["rule"] == "findings_failed" and "ZeroDivisionError" in reported["evidence"]
@@ -537,7 +537,7 @@ def test_bad_questions_are_answered_with_the_reason(panel, route, query, code, w
     assert word in panel.refused(code, route, run=RUN, **query)
 
 
-def test_a_missing_parameter_is_told_before_an_unknown_run(panel):
+def test_a_missing_parameter_is_reported_before_an_unknown_run(panel):
     assert "columns is missing" in panel.refused(400, "series", run="nope")
 
 
@@ -557,7 +557,7 @@ def test_a_disk_that_refuses_is_503_with_the_reason(panel, monkeypatch):
     assert "Input/output error" in panel.refused(503, "events", run=RUN)
 
 
-def test_a_fault_of_our_own_is_told_in_json_and_in_the_log(panel, monkeypatch, caplog):
+def test_a_fault_of_our_own_is_reported_in_json_and_in_the_log(panel, monkeypatch, caplog):
     monkeypatch.setattr(impl, "run_impl", lambda snapshot: 1 / 0)
     assert "ZeroDivisionError" in panel.refused(500, "run", run=RUN)
     assert "Traceback" in caplog.text and panel.get("events", run=RUN).status_code == 200

@@ -109,7 +109,7 @@ def test_the_share_of_no_elements_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
-def test_a_scale_that_is_none_is_told(scale: float) -> None:
+def test_a_scale_that_is_none_is_reported(scale: float) -> None:
     with pytest.raises(ValueError, match="loss scale is a finite number above 0"):
         read_side.underflow(np.ones(BINS), FORMATS["float16"], scale)
 

@@ -267,7 +267,7 @@ def test_uneven_inputs_are_no_fault(four: dict[str, Run]) -> None:
     assert len(run.ranks.sessions[0].by_rank[3].steps["step"]) == ranks.STEPS - 2
 
 
-def test_a_rank_that_is_killed_leaves_the_other_s_record_whole_and_is_told(
+def test_a_rank_that_is_killed_leaves_the_other_s_record_whole_and_is_reported(
     two: dict[str, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = two["killed"]
@@ -281,7 +281,7 @@ def test_a_rank_that_is_killed_leaves_the_other_s_record_whole_and_is_told(
     assert "Rank 1 was lost: its record ends at step 3" in " ".join(capsys.readouterr().out.split())
 
 
-def test_ranks_that_write_to_folders_of_their_own_are_told_so(four: dict[str, Run]) -> None:
+def test_ranks_that_write_to_folders_of_their_own_are_warned(four: dict[str, Run]) -> None:
     folder = four["ddp"].folder.parent / "own_folders"
     assert json.loads((folder / "warnings0.json").read_text()) == []
     for rank in (1, 2, 3):
@@ -394,7 +394,7 @@ def test_a_run_of_one_process_looks_for_no_ranks(tmp_path: Path) -> None:
     assert "ranks" not in run.raw_events[0].data
 
 
-def test_the_crash_of_another_rank_is_told(tmp_path: Path) -> None:
+def test_the_crash_of_another_rank_is_reported(tmp_path: Path) -> None:
     first, second = rank_log(tmp_path, 0), rank_log(tmp_path, 1)
     for log in (first, second):
         write(log, range(3), lambda step: 1.0)
@@ -405,7 +405,7 @@ def test_the_crash_of_another_rank_is_told(tmp_path: Path) -> None:
     assert event.message.startswith("Rank 1: The training loop ended") and "no such token" in event.message
 
 
-def test_the_panel_is_told_the_spread_over_the_ranks_and_whose_batch_it_was(four: dict[str, Run]) -> None:
+def test_the_panel_gets_the_spread_over_the_ranks_and_whose_batch_it_was(four: dict[str, Run]) -> None:
     panel = Panel(four["spoiled_ddp"].folder)
     names = ["loss", "loss/rank_min", "loss/rank_max"]
     assert set(names[1:]) <= set(panel.json("run", run=".")["derived"])
@@ -451,7 +451,7 @@ def test_of_replicas_the_lowest_counts_and_other_tensors_add() -> None:
     assert plan_of("optimizer", {0: meta_of("ab"), 1: meta_of("c"), 2: meta_of("c")}).gradients == [(0,), (1,)]
 
 
-def test_tensors_that_cannot_be_told_apart_are_no_sum() -> None:
+def test_tensors_that_cannot_be_distinguished_are_no_sum() -> None:
     plan = plan_of("optimizer", {0: meta_of("ab"), 1: meta_of("bc")})
     assert plan.problem == "ranks 0 and 1 hold different tensors that are both called 'b'"
 

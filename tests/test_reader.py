@@ -287,7 +287,7 @@ def test_an_event_whose_step_never_reached_the_disk_stays_and_supersedes(tmp_pat
     log.close()
 
 
-def test_a_skip_whose_row_never_reached_the_disk_is_a_step_as_far_as_it_tells(tmp_path: Path) -> None:
+def test_a_skip_whose_row_never_reached_the_disk_is_a_step_as_far_as_its_event_says(tmp_path: Path) -> None:
     log = write(tmp_path, range(3), close=False)
     run = Run(tmp_path)
     assert len(run.steps["step"]) == 3

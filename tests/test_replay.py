@@ -106,7 +106,7 @@ def test_a_model_without_modules_of_its_own_is_named_by_the_empty_name() -> None
     assert "the model itself" in origin.message
 
 
-def test_several_models_are_told_apart() -> None:
+def test_several_models_are_distinguished() -> None:
     first, second = net(), net(TooLarge(8))
     x = torch.randn(4, 8)
     origin = replay(lambda: (first(x) + second(x)).mean().backward(), models={"g": first, "d": second})
@@ -239,7 +239,7 @@ def test_a_frozen_module_is_named_though_the_graph_knows_nothing_of_it() -> None
     assert Loop(nn.Sequential(frozen, nn.Linear(8, 1))).replay().module == "0.1"
 
 
-def test_a_batch_that_is_not_finite_is_told_from_a_module_that_makes_it_so() -> None:
+def test_a_batch_that_is_not_finite_is_reported_from_a_module_that_makes_it_so() -> None:
     loop = Loop(net())
     loop.x[13, 2] = torch.nan
     origin = loop.replay(loop.backward, loop.x)
@@ -247,7 +247,7 @@ def test_a_batch_that_is_not_finite_is_told_from_a_module_that_makes_it_so() -> 
     assert origin.samples == (13,)
 
 
-def test_parameters_that_are_not_finite_are_told_as_such() -> None:
+def test_parameters_that_are_not_finite_are_reported_as_such() -> None:
     loop = Loop(net())
     loop.model.blocks[1].inner.weight.data[0, 0] = torch.nan
     origin = loop.replay()
@@ -268,7 +268,7 @@ def test_a_gradient_that_overflows_in_the_loss_is_shown_where_it_comes_to_the_mo
     assert (origin.dtype, origin.limit) == ("float16", 65504.0)
 
 
-def test_finite_gradients_whose_sum_is_not_are_told_as_a_sum() -> None:
+def test_finite_gradients_whose_sum_is_not_are_reported_as_a_sum() -> None:
     model = nn.Linear(2, 1, bias=False).half()
     with torch.no_grad():
         model.weight.fill_(0.001)
@@ -702,7 +702,7 @@ def emulated(observer: Any) -> Callable[[], contextlib.AbstractContextManager[No
     return muted
 
 
-def test_a_replay_is_no_step_of_the_record_and_can_be_asked_for_when_a_skip_is_told(tmp_path: Path) -> None:
+def test_a_replay_is_no_step_of_the_record_and_can_be_asked_for_when_a_skip_is_reported(tmp_path: Path) -> None:
     def run(logdir: Path, with_replays: bool) -> tuple[Any, bytes, list[Origin]]:
         torch.manual_seed(3)
         loop = Loop(Net(), scale=2.0**16)

@@ -210,7 +210,7 @@ def test_the_second_start_of_a_run_that_diverged_warns_and_names_it(tmp_path: Pa
     assert run.events[0].kind == "repeat_of_diverged_run" and run.events[0].remedy
 
 
-def test_the_same_run_again_in_the_same_folder_is_told_when_it_begins_anew(tmp_path: Path) -> None:
+def test_the_same_run_again_in_the_same_folder_is_reported_when_it_begins_again(tmp_path: Path) -> None:
     assert diverging(tmp_path / "run") == []
     (warning,) = diverging(tmp_path / "run")
     assert "in this folder" in warning and "collapsed" in warning

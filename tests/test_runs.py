@@ -91,7 +91,7 @@ def test_the_table_is_scanning_until_the_first_scan_is_through(tmp_path):
     assert of.listing().ready and of.active
 
 
-def test_a_missing_logdir_is_told_and_found_when_it_comes(tmp_path):
+def test_a_missing_logdir_is_reported_and_found_when_it_comes(tmp_path):
     of = table(tmp_path / "later")
     listing = of.listing()
     assert listing.ready and not listing.rows and not of.active
@@ -200,7 +200,7 @@ def test_broken_files_and_runs_never_hide_the_others(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read_is_told(tmp_path):
+def test_a_folder_that_may_not_be_read_is_reported(tmp_path):
     record(tmp_path / "a")
     shut = record(tmp_path / "shut")
     shut.chmod(0)
@@ -221,7 +221,7 @@ def test_links_are_followed_and_loops_end(tmp_path):
     assert names(table(logs)) == ["a", "link/run"]
 
 
-def test_two_folders_of_one_name_are_told_and_the_first_stays(tmp_path):
+def test_two_folders_of_one_name_are_reported_and_the_first_stays(tmp_path):
     for folder in ("x", "y"):
         record(tmp_path / folder / "run")
     of = table(tmp_path / "x", tmp_path / "y")

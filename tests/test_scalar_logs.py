@@ -126,7 +126,7 @@ def test_what_is_inferred_says_so(tmp_path):
         assert event.message.startswith("Inferred from the loss scale: ")
 
 
-def test_a_log_of_every_tenth_step_says_at_least_and_names_no_cause_that_it_cannot_tell(tmp_path):
+def test_a_log_of_every_tenth_step_says_at_least_and_names_no_cause_that_it_cannot_know(tmp_path):
     overflows = (43, 44, 151, 225)
     run = one(megatron(tmp_path, every=10, overflows=overflows))
     assert run.meta["every"] == 10
@@ -220,7 +220,7 @@ def test_nemos_log_of_every_tenth_step_counts_no_skip_twice_and_names_steps_that
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["after the update", "before the update"])
-def test_a_loops_own_scale_is_read_as_its_norms_tell(tmp_path, after):
+def test_a_loops_own_scale_is_read_as_its_norms_show(tmp_path, after):
     overflows, scaler, rows = (3, 4, 40), Scaler(), []
     for step in range(60):
         norm = math.inf if step in overflows else 1.0
@@ -581,7 +581,7 @@ def test_a_scaler_with_a_factor_of_its_own_is_understood(tmp_path):
     ("every", "backoff", "after"),
     [*itertools.product((1, 3, 10, 50), (0.5, 0.25, 0.8, 0.1, 2.0**-10), (True,)), (1, 0.1, False), (10, 0.25, False)],
 )
-def test_no_more_skips_are_told_than_there_were_whatever_the_backoff(tmp_path, backoff, every, after):
+def test_no_more_skips_are_reported_than_there_were_whatever_the_backoff(tmp_path, backoff, every, after):
     random = np.random.default_rng(int(1 / backoff) + every)
     overflows = set(random.choice(600, 12, replace=False).tolist()) | {301, 302, 303}
     scale, rows = 2.0**100, []
@@ -700,7 +700,7 @@ def test_a_collapse_is_seen_in_a_log_of_every_tenth_step(tmp_path):
 # Restarts, growth, damage.
 
 
-def test_a_restart_supersedes_what_it_takes_anew(tmp_path):
+def test_a_restart_supersedes_what_it_takes_again(tmp_path):
     write(tmp_path, [(step, {"train/loss": 1.0}) for step in range(100)], filename_suffix=".a")
     write(tmp_path, [(step, {"train/loss": 2.0}) for step in range(80, 130)], purge_step=80, filename_suffix=".b")
     run = one(tmp_path)
@@ -853,7 +853,7 @@ def test_the_report_says_that_skips_are_unknown_where_no_scale_is_logged(runs, r
     assert "skipped unknown: no loss scaler shows in the log" in out
 
 
-def test_check_counts_inferred_skips_and_does_not_pass_what_it_cannot_tell(runs, reported):
+def test_check_counts_inferred_skips_and_does_not_pass_what_it_cannot_know(runs, reported):
     code, out = reported("check", runs, "--run", "megatron", "--max-skip-rate", 0.02)
     assert code == 0 and "3 skipped, 1.0 %, inferred from TensorBoard scalars" in out
     assert reported("check", runs, "--run", "megatron", "--max-skip-rate", 0.005)[0] == 1

@@ -88,7 +88,7 @@ def test_a_logdir_that_is_no_path_is_named_with_the_way_out(given: Any) -> None:
         tbnum.read(given)
 
 
-def test_a_folder_that_is_not_there_is_told_as_the_command_tells_it(
+def test_a_folder_that_is_not_there_is_reported_as_the_command_tells_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tbnum.cli import main
@@ -103,7 +103,7 @@ def test_a_folder_that_is_not_there_is_told_as_the_command_tells_it(
 @pytest.mark.parametrize(
     ("wrong", "right"), [("log_dir", "logdir"), ("tensors_interval", "tensor_interval"), ("models", "model")]
 )
-def test_an_argument_that_there_is_not_is_told_with_the_nearest(wrong: str, right: str, tmp_path: Path) -> None:
+def test_an_argument_that_there_is_not_is_reported_with_the_nearest(wrong: str, right: str, tmp_path: Path) -> None:
     _, optimizer = parameter_and_optimizer()
     with pytest.raises(TypeError, match=f"no argument '{wrong}'; did you mean {right}='x'"):
         tbnum.wrap(optimizer, **{wrong: "x"})  # type: ignore[arg-type]

@@ -187,7 +187,7 @@ def test_before_the_first_step_nothing_can_have_led(steps: dict[str, Any]):
         what_led_here(FakeRun(steps), 0)
 
 
-def test_a_learning_rate_that_was_out_of_line_for_a_step_is_what_is_told():
+def test_a_learning_rate_that_was_out_of_line_for_a_step_is_what_is_reported():
     steps = columns()
     steps["lr"][395] = 0.1
     steps["loss"][396:402] = 9

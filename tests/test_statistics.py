@@ -113,7 +113,7 @@ def test_one_lost_element_among_many_is_not_rounded_away() -> None:
     assert found["underflow/float16"] == pytest.approx(1 / 20_000_000)
 
 
-def test_elements_are_told_for_every_tensor() -> None:
+def test_elements_are_reported_for_every_tensor() -> None:
     tensors = many_kinds()
     (statistics,) = statistics_of(tensors)
     assert sorted(statistics.index) == list(range(len(tensors)))
@@ -138,7 +138,7 @@ def test_the_histograms_of_the_same_pass_are_those_of_a_pass_of_their_own(scale:
     assert without.histograms is None and torch.equal(without.histogram, statistics.histogram)
 
 
-def test_elements_at_a_threshold_that_cuts_a_bin_are_told_apart() -> None:
+def test_elements_at_a_threshold_that_cuts_a_bin_are_distinguished() -> None:
     # 65520 rounds to inf in float16 and 65519 does not; both lie between 2**15 and 2**16.
     (row,) = by_place([torch.tensor([65519.0, 65520.0, 1.0, 0.0])])
     assert (row["overflow/float16"], row["underflow/float16"]) == (0.25, 0.0)

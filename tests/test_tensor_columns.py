@@ -39,7 +39,7 @@ def test_a_parameter_may_be_its_own_group() -> None:
     assert group_by_module(NAMES, prefixes=["temperature"]) == {"temperature": [5]}
 
 
-def test_a_group_that_no_parameter_is_in_is_told() -> None:
+def test_a_group_that_no_parameter_is_in_is_reported() -> None:
     with pytest.raises(ValueError, match=r"no parameter lies below 'encodr'. The names begin with: embedding, encoder"):
         group_by_module(NAMES, prefixes=["encodr"])
     with pytest.raises(ValueError, match="either depth= or prefixes="):

@@ -165,12 +165,12 @@ class _Attempts:
 def _explain(event: Known, rules: Rules, later: Later | None, look: CloseLook | None) -> list[Event]:
     """The event in words, and after a skip the collapse that it made clear. One that no rule can digest says so."""
     try:
-        return _told(event, rules, later, look)
+        return _explained(event, rules, later, look)
     except Exception as error:
         return [unexplained_event(event, error)]
 
 
-def _told(event: Known, rules: Rules, later: Later | None, look: CloseLook | None) -> list[Event]:
+def _explained(event: Known, rules: Rules, later: Later | None, look: CloseLook | None) -> list[Event]:
     if event.kind == "nonfinite_step":
         verdict = rules.nonfinite_step(event)
         rules.notice(event)

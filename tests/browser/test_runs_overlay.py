@@ -219,7 +219,7 @@ def test_a_run_beside_the_current_one_grows_as_it_is_written(tmp_path, serve, lo
         expect(plot).to_have_attribute("aria-valuemax", "89")
 
 
-def test_headroom_and_update_ratio_of_other_runs_are_drawn_and_told(tmp_path, serve, look: Look):
+def test_headroom_and_update_ratio_of_other_runs_are_drawn_and_reported(tmp_path, serve, look: Look):
     for name in ("one", "two"):
         training.with_tensors(tmp_path / name)
     panel = look(serve(tmp_path))
@@ -269,7 +269,7 @@ def test_no_line_of_any_run_leads_over_steps_that_a_damaged_log_lacks(tmp_path, 
             assert not inked(chart, 0.3, 0.7), (chart, place)
 
 
-def test_what_is_not_finite_is_told_of_each_run_and_numbers_stand_clear_of_the_lines(tmp_path, serve, look: Look):
+def test_what_is_not_finite_is_reported_of_each_run_and_numbers_stand_clear_of_the_lines(tmp_path, serve, look: Look):
     for name in ("one", "two"):
         with training.Recording(tmp_path / name, nan_loss=[*range(40, 60)], bad=[70], length=100) as run:
             run.advance(100)

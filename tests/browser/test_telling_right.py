@@ -159,7 +159,7 @@ def test_a_pause_is_left_out_of_the_time_axis_and_marked(shared: TensorBoard, lo
     expect(panel.frame.locator(".cursor-card strong")).to_have_text("Step 100")
 
 
-def test_what_needs_a_hand_is_told_from_protection_at_work(shared: TensorBoard, look: Look):
+def test_what_needs_a_hand_is_reported_from_protection_at_work(shared: TensorBoard, look: Look):
     panel = look(shared).open("demo").drawn()
     rows = panel.frame.locator(".event-row")
     expect(rows.first).to_be_visible()
