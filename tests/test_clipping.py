@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -205,12 +206,15 @@ def test_gradients_that_overflowed_are_looked_at_before_the_clip_spoils_the_othe
 
 
 @pytest.mark.parametrize("factor", [0.0, 8.0])
-def test_gradients_that_somebody_writes_to_between_unscale_and_the_clip_cost_their_norm_alone(
+def test_the_norm_before_the_clip_is_of_the_gradients_as_the_loop_left_them_for_it(
     factor: float, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
+    """Divided by a number of tokens between `unscale_` and the clip, say, as in a loop without a scaler."""
+    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    norms, clipped = [], []
     with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path, tensor_interval=5):
         for _ in range(12):
             optimizer.zero_grad()
@@ -218,9 +222,13 @@ def test_gradients_that_somebody_writes_to_between_unscale_and_the_clip_cost_the
             scaler.unscale_(optimizer)
             for parameter in list(model.parameters())[:2]:
                 parameter.grad.mul_(factor)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norms.append(float64_norm([each.grad for each in model.parameters()]))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            clipped.append(float64_norm([each.grad for each in model.parameters()]))
             scaler.step(optimizer)
             scaler.update()
     (run,) = tbnum.read(tmp_path).values()
     assert run.steps["step"].tolist() == list(range(12))
+    np.testing.assert_allclose(run.steps["grad_norm"], norms, rtol=1e-5)
+    np.testing.assert_allclose(run.steps["grad_norm_clipped"], clipped, rtol=1e-4)
     assert not [warning for warning in recwarn if "tbnum" in str(warning.message)]

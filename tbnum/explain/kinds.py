@@ -478,6 +478,36 @@ KINDS: dict[str, Kind] = {
         "Call optimizer.step() once for each backward (or accumulation of them).",
         title="The optimizer stepped twice on the same gradients",
     ),
+    "moments_reset": Kind(
+        "warning",
+        lambda seen: (
+            f"The state of {seen.event.optimizer or 'the optimizer'}{_named(seen)} was emptied, or set to zero, before "
+            f"this step{at_place(seen.event)}: it goes on as if it were the first, with learning rates meant for later."
+        ),
+        "Look for an optimizer.state that is cleared, a load_state_dict() of an empty state, or moments that are set "
+        "to zero. Fine where the method asks for it; else warm the learning rate up again.",
+        title="The optimizer's state was lost while training",
+    ),
+    "losses_not_divided": Kind(
+        "info",
+        lambda seen: (
+            f"Each of the {seen.event.data.get('micro_batches', 'several')} backwards of a step{at_place(seen.event)} "
+            "begins with a mean, and nothing divides it: the gradients of one step are the sum."
+        ),
+        "Fine where they are different losses. In an accumulation divide each loss by the number of micro-batches "
+        "before its backward, or have the learning rate and the clipping threshold fit the sum.",
+        title="The losses of a step are added up, not averaged",
+    ),
+    "float16_without_scaler": Kind(
+        "warning",
+        lambda seen: (
+            f"The forward pass ran in float16{at_place(seen.event)}, and no GradScaler takes part: in its backward "
+            "what is below 6e-8 becomes 0."
+        ),
+        "Use torch.amp.GradScaler with float16, or bfloat16 without one. Where the loop has a loss scale of its own, "
+        "give it to tbnum.wrap(scaler=lambda: scale).",
+        title="float16 without a loss scale",
+    ),
     "loss_spike": Kind(
         lambda seen: "warning" if seen.event.data.get("grave") else "info",
         lambda seen: _spike(seen, "loss"),

@@ -197,6 +197,11 @@ class Attempt:
         return self.logged or self.backwards
 
     @property
+    def is_mixture(self) -> bool:
+        """Whether a backward has added gradients that carry the scale to gradients that had been unscaled."""
+        return self.unscaled_after is not None and len(self.backwards) > self.unscaled_after
+
+    @property
     def is_worth_a_look(self) -> bool:
         """Whether the host knows of something that is not to wait for other steps."""
         return (

@@ -16,7 +16,7 @@ from tbnum.observe.caller import users_line
 from tbnum.observe.gradients import Gradients, parameters_of
 from tbnum.observe.loop import Loop
 from tbnum.observe.meter import measured
-from tbnum.observe.rescaling import loss_carried_a_scale
+from tbnum.observe.rescaling import Rescaling, rescaling
 from tbnum.observe.track import Track
 from tbnum.observe.transfer import Number, capturing, hold
 from tbnum.observe.watcher import Part, harmless
@@ -142,12 +142,14 @@ class Clips(Part):
         taken: Taken | None,
     ) -> None:
         meter = self._loop.meter
-        if gradients.same_as(attempt.waits_for_clip):
-            meter.measure(track, attempt, optimizer, gradients, 1.0, taken)
-        else:  # written to since `unscale_`: what they were is gone, and is not waited for again
+        if attempt.is_mixture:  # of gradients with the scale and without: their norm is none of either
             meter.lose(attempt, gradients)
             attempt.uncertain = True
             track.clips_after_unscale = False
+        else:  # as they are now, whatever the loop did to them since `unscale_`: before the clip
+            if not gradients.same_as(attempt.waits_for_clip):
+                track.beginning.rescaled()
+            meter.measure(track, attempt, optimizer, gradients, 1.0, taken)
 
     def _measure(
         self,
@@ -160,8 +162,8 @@ class Clips(Part):
     ) -> None:
         loop = self._loop
         is_unscaled = attempt.unscaled_after is not None
-        if is_unscaled and attempt.is_measured:
-            attempt.uncertain = True  # written to since, or a backward has added to them
+        if is_unscaled and (attempt.is_mixture or attempt.clipped):
+            attempt.uncertain = True
             return
         divisor: Number = 1.0
         if attempt.scaler is not None and not is_unscaled:
@@ -172,9 +174,13 @@ class Clips(Part):
                 loop.report_once("clip_before_unscale", where, track)
         elif attempt.has_own_scale and not attempt.is_measured:
             divisor = attempt.loss_scale
-        elif loss_carried_a_scale(attempt, gradients):
-            attempt.loss_is_known = False
-            loop.report_once("own_scale", {"where": users_line()}, track)
+        else:
+            what = rescaling(attempt, gradients)
+            if what is not Rescaling.NONE:
+                track.beginning.rescaled()
+            if what is Rescaling.SCALE:
+                attempt.loss_is_known = False
+                loop.report_once("own_scale", {"where": users_line()}, track)
         loop.meter.measure(track, attempt, optimizer, gradients, divisor, taken)
 
     @harmless

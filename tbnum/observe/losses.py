@@ -148,6 +148,8 @@ class Losses(Part):
         track.last_seen = attempt.arrived[0]
         loop.count_unused(track)
         scaled = running.scaled
+        if not track.beginning.is_over:
+            track.beginning.arrives(attempt, running.roots, scaled is not None)
         if scaled is not None:
             attempt.scaler = scaled.scaler
             self._check(scaled, running.roots)

@@ -8,7 +8,7 @@ import math
 from tbnum.observe.attempt import Attempt
 from tbnum.observe.gradients import Gradients
 
-__all__ = ["Rescaling", "loss_carried_a_scale", "rescaling"]
+__all__ = ["Rescaling", "rescaling"]
 
 LEAST_SCALE = 128.0  # powers of two from here on are a loss scale; smaller ones may count ranks or micro-batches
 _EXACT = 1e-4  # how far a quotient of two float32 norms may be from the number that it stands for
@@ -40,8 +40,3 @@ def rescaling(attempt: Attempt, gradients: Gradients) -> Rescaling:
     if quotient > 1.5 and abs(quotient - round(quotient)) <= _EXACT * quotient:
         return Rescaling.DIVISION
     return Rescaling.CLIP
-
-
-def loss_carried_a_scale(attempt: Attempt, gradients: Gradients) -> bool:
-    """Whether the gradients were divided by a loss scale that nobody gave to tbnum."""
-    return rescaling(attempt, gradients) is Rescaling.SCALE

@@ -94,8 +94,7 @@ class Scalers(Part):
             gradients = Gradients.of(optimizer)
             if attempt.waits_for_clip is not None and gradients.same_as(attempt.waits_for_clip):
                 loop.meter.measure(track, attempt, optimizer, gradients, 1.0)
-            later = attempt.unscaled_after is not None and len(attempt.backwards) > attempt.unscaled_after
-            if later and not gradients.same_as(attempt.seen):
+            if attempt.is_mixture:
                 loop.report_once("unscale_in_accumulation", {"where": users_line()}, track)
         track.in_step_of = scaler
         self._steps.append(_Step(scaler, optimizer, track, track.waiting))

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tbnum.observe.attempt import Attempt, Loss, Outcome
+from tbnum.observe.beginning import Beginning
 from tbnum.observe.leftovers import Leftovers
+from tbnum.observe.moments import Moments
 
 __all__ = ["TABLE", "Move", "Phase", "Signal", "Track", "moves"]
 
@@ -130,6 +132,8 @@ class Track:
         self.in_step_of: torch.amp.GradScaler | None = None  # inside its scaler.step()
         self.used: tuple[list[int], list[int]] = ([], [])  # ids and versions of the gradients that it last stepped with
         self.leftovers = Leftovers()
+        self.moments = Moments()
+        self.beginning = Beginning()
         self.last_seen: list[int] = []  # ids of the gradients after the last backward that reached them
         self.attempts = 0
         self.rescales = False  # the loop multiplies its gradients by hand

@@ -45,6 +45,9 @@ class Updates(Part):
         attempt = track.open or loop.opened(track, Signal.GRADIENT)
         attempt.lr = learning_rates(optimizer)
         loop.meter.keep_parameters(attempt, optimizer)
+        lost = track.moments.lost(optimizer)
+        if lost:
+            loop.report_once("moments_reset", {"names": lost, "where": users_line()}, track)
         if has_closure:
             return
         gradients = Gradients.of(optimizer)
@@ -78,6 +81,10 @@ class Updates(Part):
         if mistake is not None:
             loop.report_once(mistake, {"where": users_line()}, track)
         track.leftovers.stepped(gradients)
+        track.moments.stepped(optimizer)
+        if not track.beginning.is_over:
+            for kind, data in track.beginning.stepped(attempt, parameters_of(optimizer)):
+                loop.report_once(kind, data, track)
         if track.in_step_of is not None:
             attempt.scaler = track.in_step_of
             loop.signal(track, Signal.STEP_UNDER_SCALER)
@@ -142,7 +149,9 @@ class Updates(Part):
     ) -> None:
         loop = self._loop
         what = rescaling(attempt, gradients)
-        track.rescales |= what is not Rescaling.NONE
+        if what is not Rescaling.NONE:
+            track.rescales = True
+            track.beginning.rescaled()
         loop.meter.measure(track, attempt, optimizer, gradients, divisor)
         if what is Rescaling.SCALE:
             attempt.loss_is_known = False
