@@ -29,7 +29,12 @@ from tests.loops import Half, batches, train
 STEPS, BAD = 40, 23
 
 
-def train_forwarded(logdir: Path, forward: Callable[[Monitor], Any], **options: Any) -> tuple[Any, dict[str, Any]]:
+def train_forwarded(
+    logdir: Path,
+    forward: Callable[[Monitor], Any],
+    after_step: Callable[[int], Any] = lambda step: None,
+    **options: Any,
+) -> tuple[Any, dict[str, Any]]:
     """A training with a scaler, one bad batch and a note; what `forward` gave, and the parameters afterwards."""
     torch.manual_seed(0)
     model = Half()
@@ -38,7 +43,7 @@ def train_forwarded(logdir: Path, forward: Callable[[Monitor], Any], **options: 
     with tbnum.wrap(optimizer, scaler, model=model, logdir=logdir, scalar_interval=10, **options) as monitor:
         forwarder = forward(monitor)
         monitor.annotate("begins")
-        train(model, optimizer, scaler, batches(STEPS, bad=[BAD]))
+        train(model, optimizer, scaler, batches(STEPS, bad=[BAD]), after_step=after_step)
     return forwarder, model.state_dict()
 
 
@@ -108,15 +113,60 @@ def test_wandb_gets_the_scalars_of_every_interval_and_the_events(tmp_path: Path,
     assert forwarder.refused == forwarder.dropped == 0 and forwarder.sent == len(rows)
 
 
-def test_wandb_rows_of_ones_own_stay_as_they_are_beside_tbnums(tmp_path: Path, wandb_run: Any) -> None:
+@pytest.mark.parametrize("numbered", [True, False], ids=["with step=", "without"])
+@pytest.mark.parametrize("every", [1, 15])
+def test_rows_that_a_loop_logs_to_wandb_itself_are_those_without_tbnum(
+    tmp_path: Path, wandb_run: Any, every: int, numbered: bool
+) -> None:
     from tbnum.integrations.wandb import forward
 
-    def forward_and_log(monitor: Monitor) -> Any:
-        monitor.on_event(lambda event: wandb_run.log({"mine": event.step}))
-        return forward(monitor)
+    mine = range(0, STEPS, every)
+    monitor: Any = None
+    tracker: Any = None
 
-    train_forwarded(tmp_path / "run", forward_and_log)
-    assert BAD in [row["mine"] for row in wandb_history(wandb_run) if "mine" in row]
+    def forward_first(given: Monitor) -> Any:
+        nonlocal monitor, tracker
+        monitor, tracker = given, forward(given)
+        return tracker
+
+    def log(step: int) -> None:
+        monitor.flush()
+        tracker.flush()  # whatever there is to send has come before this row
+        if step in mine:
+            wandb_run.log({"mine": step}, step=step // every if numbered else None)
+
+    train_forwarded(tmp_path / "run", forward_first, after_step=log)
+    rows = wandb_history(wandb_run)
+    own = [row for row in rows if "mine" in row]
+    assert [row["mine"] for row in own] == list(mine) and [row["_step"] for row in own] == list(range(len(mine)))
+    assert max(row.get("tbnum/step", -1) for row in rows) == STEPS - 10 and tracker.refused == 0
+    if every == 1:
+        losses = {row["tbnum/step"]: row["tbnum/loss"] for row in rows if "tbnum/loss" in row}
+        assert set(range(10, STEPS, 10)) <= set(losses) and BAD in losses
+
+
+def test_wandb_rows_wait_no_longer_than_it_takes_to_know_that_nothing_else_logs(
+    tmp_path: Path, wandb_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tbnum.integrations import wandb as integration
+
+    monkeypatch.setattr(integration, "ALONE_SECONDS", 0.0)
+    monitor: Any = None
+    tracker: Any = None
+    steps = []
+
+    def forward_first(given: Monitor) -> Any:
+        nonlocal monitor, tracker
+        monitor, tracker = given, integration.forward(given)
+        return tracker
+
+    def look(step: int) -> None:
+        monitor.flush()
+        tracker.flush()
+        steps.append(wandb_run.step)
+
+    train_forwarded(tmp_path / "run", forward_first, after_step=look)
+    assert steps[-1] > steps[5] > 0
 
 
 def test_wandb_without_a_run_is_an_error_that_says_what_to_call(tmp_path: Path) -> None:
@@ -177,7 +227,19 @@ try:
 except ValueError as error:
     complaint = str(error)
 run = trackio.init(project="tests", name="run", embed=False)
-forwarder, _ = train_forwarded(folder / "run", forward)
+monitor = forwarder = None
+
+def forward_first(given):
+    global monitor, forwarder
+    monitor, forwarder = given, forward(given)
+
+def log(step):
+    monitor.flush()
+    forwarder.flush()
+    if step % 15 == 0:
+        trackio.log({"mine": step})
+
+train_forwarded(folder / "run", forward_first, after_step=log)
 trackio.finish()
 rows = trackio.SQLiteStorage.get_logs("tests", "run")
 alerts = trackio.SQLiteStorage.get_alerts("tests")
@@ -194,6 +256,7 @@ def test_trackio_gets_the_scalars_of_every_interval_and_the_events(tmp_path: Pat
     done = subprocess.run(script, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stderr
     sent = json.loads((tmp_path / "sent.json").read_text())
+    assert [(row["step"], row["mine"]) for row in sent["rows"] if "mine" in row] == [(0, 0), (1, 15), (2, 30)]
     losses = {row["step"]: row["tbnum/loss"] for row in sent["rows"] if "tbnum/loss" in row}
     assert {*range(0, STEPS, 10), BAD} <= set(losses)
     assert [row["step"] for row in sent["rows"] if "tbnum/events/skip" in row] == [BAD]

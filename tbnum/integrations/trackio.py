@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tbnum.integrations.forwarding import Forwarder, Scalars, event_counts
@@ -21,8 +22,9 @@ def forward(monitor: Monitor, run: Any = None) -> Forwarder:
         monitor = tbnum.wrap(optimizer, scaler, model=model, logdir="runs/gpt")
         tbnum.integrations.trackio.forward(monitor, run)
 
-    The metrics have TensorBoard's tags, `tbnum/loss` and so on, at the step of the record. An event adds to the metric
-    `tbnum/events/<kind>`; warnings and errors are Trackio alerts too, with what to do about them.
+    The metrics have TensorBoard's tags, `tbnum/loss` and so on, at the step of the record; a `log` of your own without
+    a step counts on from your last. An event adds to the metric `tbnum/events/<kind>`; warnings and errors are Trackio
+    alerts too, with what to do about them.
 
     Sent from a thread of its own: training never waits, and what Trackio does not take is counted and reported once.
     In a distributed training call it on the rank that has the run; other ranks record no scalars.
@@ -44,18 +46,38 @@ def forward(monitor: Monitor, run: Any = None) -> Forwarder:
     return Forwarder(monitor, _Run(run), "Trackio")
 
 
+class _OwnSteps:
+    """The run, but that a `log` through this one does not move the step of the run's next `log` without a step."""
+
+    def __init__(self, run: Any) -> None:
+        self.__dict__.update(_run=run, _next_step=0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            self.__dict__[name] = value
+        else:
+            setattr(self._run, name, value)
+
+
 class _Run:
     def __init__(self, run: Any) -> None:
         self._run = run
+        self._beside = _OwnSteps(run)
 
     def send_scalars(self, scalars: Scalars) -> None:
-        self._run.log(dict(scalars.values), step=scalars.step)
+        self._log(scalars.values, scalars.step)
 
     def send_event(self, event: Event, count: int) -> None:
-        self._run.log(event_counts(event, count), step=event.step)
+        self._log(event_counts(event, count), event.step)
         if event.severity != "info":
             level = trackio.AlertLevel.ERROR if event.severity == "error" else trackio.AlertLevel.WARN
             self._run.alert(f"tbnum: {event.kind}", f"{event.message} {event.remedy}".strip(), level, step=event.step)
 
     def end(self) -> None:
         pass
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        type(self._run).log(self._beside, dict(values), step=step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from tbnum.integrations.forwarding import Forwarder, Scalars, event_counts
@@ -14,6 +15,9 @@ __all__ = ["forward"]
 wandb = framework("wandb", "wandb")
 
 STEP = "tbnum/step"
+ALONE_SECONDS = 600.0
+"""So long the loop may take to its first row: an epoch, perhaps, after which it logs with `step=0`."""
+MOST_WAITING = 10_000  # rows
 
 
 def forward(monitor: Monitor, run: Any = None, *, alerts: bool = False) -> Forwarder:
@@ -24,9 +28,12 @@ def forward(monitor: Monitor, run: Any = None, *, alerts: bool = False) -> Forwa
         tbnum.integrations.wandb.forward(monitor)
 
     The tags are those of TensorBoard, `tbnum/loss` and so on, drawn over `tbnum/step`. An event adds to the curve
-    `tbnum/events/<kind>` and shows its message as `tbnum/event`. Each set of values is a row of its own, which counts
-    in W&B's own step. A loop that gives `step=` to `run.log` itself, and less often than these rows come, would have
-    its rows refused: give such a loop's forward() a second run, `wandb.init(..., reinit="create_new")`.
+    `tbnum/events/<kind>` and shows its message as `tbnum/event`.
+
+    W&B numbers its rows, and refuses one with a lower `step=`. So where the loop logs to the run too, these values
+    become part of its rows, the latest in each, and its numbers are what they would be without tbnum. Where it does
+    not, each set of values is a row of its own; that nobody else logs is known once the monitor is closed, or after
+    `ALONE_SECONDS` without another's row, and the rows wait until then.
 
     Sent from a thread of its own: training never waits, and what W&B does not take is counted and reported once. In a
     distributed training call it on the rank that has the run; other ranks record no scalars.
@@ -53,15 +60,39 @@ class _Run:
     def __init__(self, run: Any, alerts: bool) -> None:
         self._run = run
         self._alerts = alerts
+        self._waiting: list[dict[str, Any]] = []
+        self._own_step: int | None = self._step()  # the run's, as far as rows from here moved it; None once others log
+        self._since = time.monotonic()
 
     def send_scalars(self, scalars: Scalars) -> None:
-        self._run.log({STEP: scalars.step, **scalars.values})
+        self._send({STEP: scalars.step, **scalars.values})
 
     def send_event(self, event: Event, count: int) -> None:
-        self._run.log({STEP: event.step, "tbnum/event": event.message, **event_counts(event, count)})
+        self._send({STEP: event.step, "tbnum/event": event.message, **event_counts(event, count)})
         if self._alerts and event.severity != "info":
             level = wandb.AlertLevel.ERROR if event.severity == "error" else wandb.AlertLevel.WARN
             self._run.alert(f"tbnum: {event.kind}", event.message, level=level, wait_duration=60)
 
     def end(self) -> None:
-        pass
+        self._write(alone=not self._is_shared())
+
+    def _send(self, row: dict[str, Any]) -> None:
+        self._waiting.append(row)
+        if self._is_shared():
+            self._write(alone=False)
+        elif time.monotonic() - self._since >= ALONE_SECONDS or len(self._waiting) > MOST_WAITING:
+            self._write(alone=True)
+
+    def _is_shared(self) -> bool:
+        """Whether the loop has logged to the run as well."""
+        return self._own_step is None or self._step() != self._own_step
+
+    def _write(self, *, alone: bool) -> None:
+        rows, self._waiting = self._waiting, []
+        for row in rows:
+            self._run.log(row, commit=alone)
+        self._own_step = self._step() if alone else None
+
+    def _step(self) -> int:
+        """The run's own, of its next row. W&B knows none where several processes write one run: then 0, as if alone."""
+        return 0 if self._run.settings.mode == "shared" else int(self._run.step)
