@@ -35,6 +35,7 @@ __all__ = [
     "checked_folder",
     "checked_modules",
     "checked_optimizers",
+    "checked_ranks",
     "checked_scaler",
     "described",
     "settings_of",
@@ -182,6 +183,18 @@ def check_flush_seconds(given: Any) -> None:
 
 
 MOST_FLUSH_SECONDS = 3600
+
+
+def checked_ranks(given: Any) -> int | None:
+    """How many ranks record, the lowest ones; None: all."""
+    if isinstance(given, str) and given in ("all", "first"):
+        return None if given == "all" else 1
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < 1:
+        raise ValueError(
+            f'ranks is {given!r}; it has to be "all", "first", or a whole number of ranks that record, at least 1: the '
+            "lowest ones."
+        )
+    return int(given)
 
 
 class _Never(int):

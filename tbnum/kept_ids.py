@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 
 from tbnum.log.batches import Batch, batch_hash
+from tbnum.log.part_log import PartLog
 from tbnum.log.writer import LogWriter
 
 __all__ = ["KeptIds"]
@@ -26,7 +27,7 @@ STEPS_REMEMBERED = 128
 class KeptIds:
     """Takes the ids of each step, in order. 5 us a step; nothing is written on the calling thread."""
 
-    def __init__(self, log: LogWriter, *, keep_all: bool) -> None:
+    def __init__(self, log: LogWriter | PartLog, *, keep_all: bool) -> None:
         self._log = log
         self._keep_all = keep_all
         self._recent: deque[Batch] = deque(maxlen=STEPS_REMEMBERED)  # large ones that may still be of interest

@@ -72,6 +72,7 @@ def wrap(
     tensorboard_tensors: bool = False,
     max_tensor_bytes: int = 256_000_000,
     flush_seconds: float = 2.0,
+    ranks: str | int = "all",
     data: Any = None,
     data_ids: str = "events",
     config: Mapping[str, Any] | None = None,
@@ -106,6 +107,9 @@ def wrap(
         max_tensor_bytes: how much the statistics and histograms of single tensors may take on disk. Those of skips and
             other events come in addition.
         flush_seconds: how often steps are written; more for many ranks on one file system. A skip is written at once.
+        ranks: which of several processes record: "all", "first", or how many, the lowest ones. Every rank calls `wrap`
+            all the same. The others write a file only for what the recording ranks cannot know: a pipeline's loss, a
+            failure that began with them. What then is unknown, as norms of which they have a part, is said.
         data: the DataLoader of a map-style data set that the loop reads. Then the record has which samples each step
             was made of (`run.batch(step)`), where the loop lets that be known.
         data_ids: "events" keeps the ids of steps with up to 64 samples, of larger ones those around events and of the
@@ -141,6 +145,7 @@ def wrap(
         tensorboard_tensors=tensorboard_tensors,
         max_tensor_bytes=max_tensor_bytes,
         flush_seconds=flush_seconds,
+        ranks=ranks,
         data=data,
         data_ids=data_ids,
         config=config,
@@ -175,6 +180,7 @@ class Monitor(OfThisProcess):
         options: Options,
     ) -> None:
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
+        options = options.on(rank_and_world_size()[0])
         self._watching = Watching(optimizers, scaler, modules, options.activations, options.tensor_interval)
         self._recorder = Recorder(
             optimizers,
@@ -186,6 +192,7 @@ class Monitor(OfThisProcess):
             options.config,
             options.max_tensor_bytes,
             options.flush_seconds,
+            options.ranks,
             options.tensorboard_tensors,
             options.keep_all_ids,
         )

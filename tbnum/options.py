@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tbnum.arguments import NEVER, check_flush_seconds, check_intervals, check_max_tensor_bytes, checked_config
+from tbnum.arguments import (
+    NEVER,
+    check_flush_seconds,
+    check_intervals,
+    check_max_tensor_bytes,
+    checked_config,
+    checked_ranks,
+)
 from tbnum.observe.loader import checked_loader
 
 if TYPE_CHECKING:
@@ -27,9 +34,20 @@ class Options:
     tensorboard_tensors: bool
     max_tensor_bytes: int
     flush_seconds: float
+    ranks: int | None  # how many record, the lowest ones; None: all
     loader: DataLoader[Any] | None  # whose indices are followed
     keep_all_ids: bool
     config: Mapping[str, Any]
+
+    def on(self, rank: int | None) -> Options:
+        """Those of a rank: one that does not record measures nothing of single tensors."""
+        if self.records_on(rank):
+            return self
+        off = {"tensor_interval": NEVER, "histogram_interval": NEVER, "scalar_interval": None}
+        return replace(self, **off, checksums=False, activations=False, loader=None)  # type: ignore[arg-type]
+
+    def records_on(self, rank: int | None) -> bool:
+        return self.ranks is None or (rank or 0) < self.ranks
 
 
 def checked_options(
@@ -43,6 +61,7 @@ def checked_options(
     tensorboard_tensors: bool,
     max_tensor_bytes: int,
     flush_seconds: float,
+    ranks: str | int,
     data: Any,
     data_ids: str,
     config: Mapping[str, Any] | None,
@@ -53,6 +72,7 @@ def checked_options(
     )
     check_max_tensor_bytes(max_tensor_bytes)
     check_flush_seconds(flush_seconds)
+    recording = checked_ranks(ranks)
     if not isinstance(checksums, bool):
         raise TypeError(f"checksums is {checksums!r}; it has to be True or False.")
     loader = None if data is None else checked_loader(data)
@@ -74,6 +94,7 @@ def checked_options(
         tensorboard_tensors=tensorboard_tensors,
         max_tensor_bytes=max_tensor_bytes,
         flush_seconds=float(flush_seconds),
+        ranks=recording,
         loader=loader,
         keep_all_ids=data_ids == "all",
         config=settings,

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import platform
-import re
 import threading
 import time
 import uuid
@@ -32,6 +31,7 @@ from tbnum.explain.repeats import divergence, fingerprint
 from tbnum.kept_ids import KeptIds
 from tbnum.log.columns import columns_named
 from tbnum.log.dashboards import Dashboards, Listener, histogram_tag
+from tbnum.log.part_log import PartLog
 from tbnum.log.reader import Run, session_metas, writing_now
 from tbnum.log.record_file import way_out
 from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
@@ -40,9 +40,9 @@ from tbnum.log.writer import LogWriter
 from tbnum.measure.step_hash import step_hash
 from tbnum.observe.gradients import parameters_of
 from tbnum.observe.names import named_parameters
-from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.records import Observation, OptimizerRecord, Shares, StepRecord
 from tbnum.observe.shards import Layout, Parts
+from tbnum.rank_records import RankRecords
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -73,25 +73,25 @@ class Recorder:
         config: Mapping[str, Any],
         max_tensor_bytes: int,
         flush_seconds: float,
+        recording_ranks: int | None,
         tensorboard_tensors: bool,
         keep_all_ids: bool,
     ) -> None:
-        rank, world_size = rank_and_world_size()
+        self.ranks = RankRecords(folder, recording_ranks)
+        rank = self.ranks.rank
         self.names = _Names(optimizers, modules)
         self.callbacks = Callbacks()
         self.skipped_steps = 0
         self.accumulation: Callable[[], int] | None = None  # by what the framework divides each micro-batch's loss
         self.session = uuid.uuid4().hex
         self.folder = folder
-        self._rank, self._world_size = rank, world_size
         self._groups = {name: len(each.param_groups) for name, each in optimizers.items()}
         self._losses: tuple[str, ...] = ()  # names of losses that the loop reports
         self._layouts: dict[str, dict[str, Any]] = {}  # of optimizers whose tensors are sharded
-        self._start_time = time.time()
         meta = {
             "format_version": FORMAT_VERSION,
             "session": self.session,
-            "start_time": self._start_time,
+            "start_time": time.time(),
             "first_step": 0,
             "optimizers": {name: described(each) for name, each in optimizers.items()},
             "parameters": self.names.with_shapes(),
@@ -100,21 +100,14 @@ class Recorder:
             "seed": torch.initial_seed(),
             "config": dict(config),
             "versions": {"tbnum": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            "rank": rank,
-            "world_size": world_size,
+            **self.ranks.meta(),
         }
         meta["fingerprint"] = fingerprint(meta)
         self._fingerprint = meta["fingerprint"]
         self._explainer = LiveExplainer(meta)
         other = None if rank else writing_now(folder, rank)  # a listing of the folder, by one rank of perhaps thousands
-        self._log = LogWriter(
-            folder,
-            columns=step_columns(self._groups, own_losses=True, hashed=True),
-            meta=meta,
-            rank=rank,
-            max_tensor_bytes=max_tensor_bytes,
-            flush_seconds=flush_seconds,
-        )
+        columns = step_columns(self._groups, own_losses=True, hashed=True)
+        self._log = self.ranks.open_log(columns, meta, max_tensor_bytes, flush_seconds)
         if other is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
             warn(
                 f"process {other} is recording with tbnum into {str(folder)!r} just now. The record will show this "
@@ -131,6 +124,7 @@ class Recorder:
         weakref.finalize(self, _finish, self._log, own_writer, os.getpid())
         self._pid = os.getpid()
         self._ids = KeptIds(self._log, keep_all=keep_all_ids)
+        self._is_first_row = True
         self._has_ids = False  # of some step so far: their hash is a column
         self._lock = threading.RLock()  # rows may come from the thread of the log
         self._repeats: _Lost | None = None
@@ -172,6 +166,9 @@ class Recorder:
             self._has_ids = True
             self._lay_out()
         columns, row = self._row(record, batch_hash)
+        if self._is_first_row:
+            self._is_first_row = False
+            self.ranks.first_row(record, self._log)
         self.skipped_steps += record.skipped
         self._log.append_step(row)
         skipped_total, dashboards = self.skipped_steps, self._dashboards
@@ -355,6 +352,7 @@ class Recorder:
         self.skipped_steps = skipped_steps
         self._ids.went_back()
         self._log.update_meta(first_step=step)
+        self.ranks.note(self._log)
 
     def look_for_a_repeat(self) -> None:
         """Look for a run beside this one that had the same seed and settings, and was lost.
@@ -362,8 +360,10 @@ class Recorder:
         The first step says so, unless it clips at another threshold: that is seen there alone.
 
         Costs a look at the head of the files in each folder beside this one (0.1 ms a file; not below them, for a
-        parent folder may hold anything); a run that is alike is read.
+        parent folder may hold anything); a run that is alike is read. The lowest rank looks for all.
         """
+        if self.ranks.rank:
+            return
         try:
             folders = [entry.path for entry in os.scandir(self.folder.absolute().parent) if entry.is_dir()]
             for folder in sorted(folders):
@@ -382,35 +382,13 @@ class Recorder:
         """Likewise of the last session before this one in the same folder, which this one repeats."""
         try:
             earlier = [each for each in past.meta["sessions"] if each.get("session") != self.session]
-            if self._rank or not earlier or earlier[-1].get("fingerprint") != self._fingerprint:
+            if self.ranks.rank or not earlier or earlier[-1].get("fingerprint") != self._fingerprint:
                 return
             lost = divergence(past)
             if lost is not None:
                 self._repeats = _Lost(self.folder.name, *lost, _thresholds(past), same_folder=True)
         except Exception:  # as above
             return
-
-    def look_for_lower_ranks(self) -> None:
-        """Warn where ranks write to different folders: each would be a run of its own, and nobody would know why.
-
-        By its first step a rank has reduced gradients with the others, so their records are there. Costs a listing of
-        the folder, and where no lower rank is in it, one of each folder beside it.
-        """
-        if not self._rank:
-            return
-        try:
-            if any(rank < self._rank for rank in _ranks_in(self.folder)):
-                return
-            beside = [entry.path for entry in os.scandir(self.folder.parent) if entry.is_dir()]
-            others = [folder for folder in sorted(beside) if 0 in _ranks_in(folder, since=self._start_time - 600)]
-        except OSError:
-            return
-        seen = f" Rank 0 may be the one that writes to {others[-1]!r}." if others else ""
-        warn(
-            f"rank {self._rank} of {self._world_size} records into {str(self.folder)!r}, where no lower rank does: "
-            "this makes it a run of its own, and norms of sharded tensors stay unknown. Give every "
-            f"rank the same logdir, on a file system that all of them reach.{seen}"
-        )
 
     def _say_repeat(self, record: StepRecord) -> None:
         lost, self._repeats = self._repeats, None
@@ -420,11 +398,6 @@ class Recorder:
         data = {"run": lost.run, "at_step": lost.step, "why": lost.why, "same_folder": lost.same_folder}
         event = Event(record.step, record.wall_time, "repeat_of_diverged_run", data=data)
         warn(self._event(event).message)
-
-    def past(self) -> Run | None:
-        """What earlier sessions recorded in this folder; None where there were none."""
-        run = Run(self.folder, combine_ranks=False)
-        return run if len(run.meta.get("sessions", [])) > 1 and run.steps else None
 
     def redraw(self, past: Run, step: int) -> None:
         """TensorBoard's own dashboards forget what this session does again, where the event file is ours alone."""
@@ -449,12 +422,6 @@ class Recorder:
     def close(self) -> None:
         self.write_flight()
         _finish(self._log, self._own_writer, self._pid)
-
-
-def _ranks_in(folder: str | os.PathLike[str], since: float = 0) -> set[int]:
-    """The ranks that have a record in a folder, of a session that began after `since`."""
-    found = (re.fullmatch(r"(\d+)\..*\.rank(\d+)\.tbnum", name) for name in os.listdir(folder))
-    return {int(name[2]) for name in found if name is not None and int(name[1]) / 1000 >= since}
 
 
 class _Lost(NamedTuple):
@@ -506,7 +473,7 @@ def _whatever_happens(call: Callable[[], None]) -> None:
         call()
 
 
-def _finish(log: LogWriter, own_writer: SummaryWriter | None, pid: int) -> None:
+def _finish(log: LogWriter | PartLog, own_writer: SummaryWriter | None, pid: int) -> None:
     log.close()
     # In a forked child the writer's thread does not exist, and closing it would wait for that thread.
     if own_writer is not None and os.getpid() == pid:

@@ -25,8 +25,8 @@ def go_on(observer: StepObserver, recorder: Recorder, state: Mapping[str, Any] |
 
     `state` is what the checkpoint has of the monitor. Where a run is continued, waits for the device once.
     """
-    recorder.look_for_lower_ranks()
-    past = recorder.past()
+    recorder.ranks.look_for_lower_ranks()
+    past = recorder.ranks.past()
     if past is None:
         return
     owners = observer.optimizers()

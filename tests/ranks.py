@@ -103,16 +103,18 @@ def train(
     clip: Callable[[], Any] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     record: bool = True,
-    ranks: tuple[int, int] | None = None,
+    takes: tuple[int, int] | None = None,
+    **options: Any,
 ) -> None:
-    """`ranks`: whose share of the batch this one takes, of how many."""
+    """`takes`: whose share of the batch this one takes, of how many. `options` are those of `wrap`."""
     optimizer = sgd(model)
     monitor = None
     if record:
-        monitor = tbnum.wrap(optimizer, scaler, model=model, logdir=folder, tensor_interval=1, scalar_interval=3)
+        options = {"tensor_interval": 1, "scalar_interval": 3, **options}
+        monitor = tbnum.wrap(optimizer, scaler, model=model, logdir=folder, **options)
     for x in data():
         optimizer.zero_grad()
-        loss = loss_of(model(share(x, *(ranks or ()))))
+        loss = loss_of(model(share(x, *(takes or ()))))
         if scaler is not None:
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
@@ -230,7 +232,7 @@ def two_dimensions(folder: Path) -> None:
     """FSDP2 over tensor parallelism: parameters are sharded twice, and the last bias is a copy in one dimension."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("data", "tensor"))
     model = parallelize_module(Pair(), mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    train(fully_shard(model, mesh=mesh["data"]), folder, ranks=(mesh["data"].get_local_rank(), 2))
+    train(fully_shard(model, mesh=mesh["data"]), folder, takes=(mesh["data"].get_local_rank(), 2))
 
 
 # -- gradients by hand, which lie as one wants -----------------------------------------------------------------------
@@ -291,14 +293,14 @@ def stages(folder: Path) -> None:
             optimizer.step()
 
 
-def pipeline(folder: Path) -> None:
+def pipeline(folder: Path, **options: Any) -> None:
     """Two stages that hand activations and gradients on; the second alone has the loss."""
     rank = dist.get_rank()
     torch.manual_seed(rank)
     stage = nn.Linear(4, 4)
     optimizer = sgd(stage)
     losses = []
-    with tbnum.wrap(optimizer, model={f"stage{rank}": stage}, logdir=folder):
+    with tbnum.wrap(optimizer, model={f"stage{rank}": stage}, logdir=folder, **options):
         for x in batches(5, size=4, width=4, seed=5):
             optimizer.zero_grad()
             between = stage(x) if rank == 0 else torch.empty(4, 4)
@@ -321,12 +323,12 @@ def pipeline(folder: Path) -> None:
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def spoiled(folder: Path, model: nn.Module) -> None:
+def spoiled(folder: Path, model: nn.Module, **options: Any) -> None:
     """Two micro-batches a step. Rank 1's second at step 3 is far too large, rank 2's first at step 5 is infinite."""
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     rank = dist.get_rank()
-    with tbnum.wrap(optimizer, scaler, model=model, logdir=folder):
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=folder, **options):
         for step, x in enumerate(batches(7, seed=rank)):
             for micro in range(2):
                 far = rank == 1 and micro == 1 and step == 3

@@ -59,7 +59,9 @@ def rank_findings(ranks: Ranks | None) -> Iterator[Finding]:
     if ranks is None:
         return
     missing = ranks.missing
-    if missing and ranks.sessions:
+    if missing and ranks.sessions and ranks.sessions[-1].recording is not None:
+        yield from _not_recording(ranks, missing)
+    elif missing and ranks.sessions:
         known = not any(plan.problem for plan in ranks.plans()[-1].values())
         yield Finding(
             "ranks_missing",
@@ -79,9 +81,31 @@ def rank_findings(ranks: Ranks | None) -> Iterator[Finding]:
     yield from _bits_apart(ranks) or _apart(ranks)
 
 
+def _not_recording(ranks: Ranks, missing: Sequence[int]) -> Iterator[Finding]:
+    """Ranks that were not to record: what is not known without them."""
+    session = ranks.sessions[-1]
+    loss = ranks.steps.get("loss", np.empty(0))[session.first_row : session.end_row]
+    unknown = ["which of them a skip came from, unless its loss or its part of the gradients showed it"]
+    if len(loss) and np.isnan(loss).all():
+        unknown.append("the loss, which none of the recording ranks has")
+    has_problem = any(plan.problem for plan in ranks.plans()[-1].values())
+    if has_problem:
+        unknown.append("norms of which they have a part")
+    yield Finding(
+        "ranks_not_recorded",
+        "info",
+        "Some ranks do not record",
+        f"Of {ranks.world_size} ranks the first {session.recording} record, as wrap(..., ranks=) asked for. Not known "
+        f"without {ranks_text(missing)}: {'; '.join(unknown)}.",
+        'wrap(..., ranks="all") records every rank, in two files each.',
+        OF_THE_RUN,
+    )
+
+
 def _uneven(ranks: Ranks) -> Iterator[Finding]:
     """Ranks that ended, each by itself, after different numbers of steps: with uneven data under `join`, say."""
-    records = ranks.sessions[-1].by_rank if ranks.sessions else {}
+    every = ranks.sessions[-1].by_rank if ranks.sessions else {}
+    records = {rank: record for rank, record in every.items() if record.is_whole}
     lasts = {rank: record.last_step for rank, record in records.items() if record.ended == "closed"}
     if len(lasts) < len(records) or len(set(lasts.values())) < 2:
         return
@@ -270,7 +294,12 @@ def _lost(ranks: Ranks) -> Iterator[Event]:
         for rank, record in session.by_rank.items():
             others = [other for other in session.by_rank if other != rank]
             step, wall_time = lasts[rank]
-            if record.ended is not None or any(event.kind == "crash" for event in record.events) or not others:
+            if (
+                not record.is_whole
+                or record.ended is not None
+                or any(event.kind == "crash" for event in record.events)
+                or not others
+            ):
                 continue
             newest = max(lasts[other][1] for other in others)
             ended = any(session.by_rank[other].ended is not None for other in others)

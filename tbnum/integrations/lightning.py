@@ -69,6 +69,7 @@ class NumericsCallback(*(_BASES or [framework("lightning", *_PACKAGES).Callback]
         tensorboard_tensors: bool = False,
         max_tensor_bytes: int = 256_000_000,
         flush_seconds: float = 2.0,
+        ranks: str | int = "all",
         data_ids: str | None = None,
         config: Mapping[str, Any] | None = None,
         verbose: bool | None = None,

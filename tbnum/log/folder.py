@@ -67,9 +67,11 @@ class Listing(NamedTuple):
     trouble: list[str]  # why the folder cannot be searched
 
 
-def list_files(folder: Place) -> Listing:
+def list_files(folder: Place, only: Sequence[str] | None = None) -> Listing:
+    """Those in the folder, or of them `only` these, without a listing."""
     try:
-        names = sorted(parse_name(name) for name in list_names(folder) if is_record_file(name))
+        found = list_names(folder) if only is None else only
+        names = sorted(parse_name(name) for name in found if is_record_file(name))
     except OSError as error:
         return Listing([], {}, [f"{folder} cannot be searched: {error.strerror or error}"])
     lowest = min((name.rank for name in names), default=0)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tbnum.log.columns import StepColumn
 from tbnum.log.schema import SHARD_COLUMNS, Event
 
 __all__ = [
@@ -54,6 +55,11 @@ class RankRecord:
     last_step: int  # -1: it took none
     last_wall_time: float  # when that one closed; -inf without one, NaN where unknown
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is of a rank that records; else it holds what that rank alone could know (`log.part_log`)."""
+        return "records" not in self.meta
+
 
 ChecksumSeries: TypeAlias = tuple[np.ndarray, tuple[str, ...], np.ndarray]
 """Steps (S,), names (P,) and values (S, P) uint64, 0 where unknown."""
@@ -65,6 +71,13 @@ class RanksSession(NamedTuple):
     first_row: int
     end_row: int
     by_rank: Mapping[int, RankRecord]  # the lowest rank first
+
+    @property
+    def recording(self) -> int | None:
+        """How many ranks were to record, the lowest ones; None: all."""
+        records = list(self.by_rank.values())
+        recording = records[0].meta.get("recording_ranks") if records else None
+        return recording if isinstance(recording, int) else None
 
 
 class Plan(NamedTuple):
@@ -125,10 +138,20 @@ def _tensors_of(meta: Mapping[str, Any], optimizer: str) -> tuple[Any, ...] | No
     return str(described.get("parameters")), str(described.get("shapes")), names
 
 
-def plan_of(optimizer: str, metas: Mapping[int, Mapping[str, Any]]) -> Plan:
-    """From what each rank recorded of itself. Unrecorded ranks are not known to exist, unless another names them."""
+def plan_of(
+    optimizer: str, metas: Mapping[int, Mapping[str, Any]], others: Mapping[int, Mapping[str, Any]] | None = None
+) -> Plan:
+    """From what each rank recorded of itself. Unrecorded ranks are not known to exist, unless another names them.
+
+    `others`: ranks that do not record norms. Where they hold other tensors, those of the whole are unknown.
+    """
     layouts = {rank: (meta.get("layouts") or {}).get(optimizer) for rank, meta in metas.items()}
     sharded = frozenset(rank for rank, layout in layouts.items() if layout is not None)
+    known = {_tensors_of(meta, optimizer) for meta in metas.values()}
+    apart = [rank for rank, meta in (others or {}).items() if _tensors_of(meta, optimizer) not in known]
+    if apart:
+        why = f"{ranks_text(apart)} did not record, and hold{_s(apart)} other tensors (wrap(..., ranks=))"
+        return Plan([], [], why, why, sharded)
     gradients, problem = _sets(optimizer, metas, layouts, "gradients")
     parameters, parameters_problem = _sets(optimizer, metas, layouts, "parameters")
     return Plan(gradients, parameters, problem, parameters_problem, sharded)
@@ -256,7 +279,8 @@ class Ranks:
     @property
     def missing(self) -> tuple[int, ...]:
         """Those of the newest session that have no record in the folder."""
-        known = self.sessions[-1].by_rank if self.sessions else {}
+        records = self.sessions[-1].by_rank if self.sessions else {}
+        known = {rank for rank, record in records.items() if record.is_whole}
         return tuple(rank for rank in range(self.world_size) if rank not in known)
 
     def column(self, name: str) -> tuple[tuple[int, ...], np.ndarray]:
@@ -265,6 +289,21 @@ class Ranks:
         Some 5 ms and 8 MB a million steps and rank.
         """
         return self.present, np.array([self._of(rank, name) for rank in self.present])
+
+    def columns_of(self, rank: int) -> dict[str, np.ndarray]:
+        """What is in memory of one rank's record, at the run's steps (S,): the columns that ranks are compared by."""
+        names = dict.fromkeys(
+            name
+            for session in self.sessions
+            if (record := session.by_rank.get(rank)) is not None
+            for name in record.steps
+            if name != "step"
+        )
+        flags = {name for name in names if StepColumn.parse(name).name == "skipped"}
+        values = {name: self._of(rank, name) for name in names}
+        there = ~np.isnan(np.vstack(list(values.values()))).all(axis=0) if values else np.zeros(self._count, bool)
+        found = {"step": self.steps["step"][there]} if "step" in self.steps else {}
+        return found | {name: of[there] == 1 if name in flags else of[there] for name, of in values.items()}
 
     def spread(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The least and the greatest value (S,) of all ranks at each step; NaN where none has one. Worked out once."""
@@ -323,9 +362,10 @@ class Ranks:
         """Of each session, by optimizer."""
         if not self._plans:
             for session in self.sessions:
-                metas = {rank: record.meta for rank, record in session.by_rank.items()}
+                metas = {rank: record.meta for rank, record in session.by_rank.items() if record.is_whole}
+                others = {rank: record.meta for rank, record in session.by_rank.items() if not record.is_whole}
                 names = next(iter(metas.values())).get("optimizers") or {} if metas else {}
-                self._plans.append({name: plan_of(name, metas) for name in names})
+                self._plans.append({name: plan_of(name, metas, others) for name in names})
         return self._plans
 
     def combined_at(self, name: str, row: int) -> float:

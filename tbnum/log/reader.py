@@ -57,9 +57,12 @@ class Run:
         explain: Explain | None = None,
         find: Find | None = None,
         combine_ranks: bool = True,
+        files: Sequence[str] | None = None,
     ) -> None:
+        """`files`: the names of the record files, where they are known; else the folder is listed."""
         self.name = name
         self.folder = place(folder)
+        self._only = files
         self._session = session
         self._explain = explain
         self._find = find
@@ -255,7 +258,9 @@ class Run:
         Only a session that is partly superseded has to be read for it, once.
         """
         with self._lock:
-            ends = {path: last_trailer(path) for path in pick(list_files(self.folder).lowest, self._session)}
+            ends = {
+                path: last_trailer(path) for path in pick(list_files(self.folder, self._only).lowest, self._session)
+            }
             in_order = sorted(ends, key=lambda path: order(path, ends[path].start))
             return sum_totals({path: ends[path] for path in in_order}, self._exact_totals)
 
@@ -312,7 +317,7 @@ class Run:
 
     def _find_files(self) -> bool:
         known = {file.path: file for file in self._files}
-        paths, others, trouble = list_files(self.folder)
+        paths, others, trouble = list_files(self.folder, self._only)
         changed = known.keys() != set(paths) or trouble != self._trouble
         self._files = [known.get(path) or SessionFile(path) for path in paths]
         self._trouble = trouble

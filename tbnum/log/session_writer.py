@@ -37,6 +37,7 @@ from tbnum.log.schema import (
     Event,
     Trailer,
 )
+from tbnum.log.session_list import noted_sessions
 
 __all__ = ["SessionWriter", "newest_stamp"]
 
@@ -45,9 +46,13 @@ MAX_BATCH_IDS = 100_000  # in one record, some; a record stays far below MAX_REC
 _EVENT_LENGTHS = (None, 400, 100, 25, 6, 0)  # to which an event's texts are shortened, until it fits
 
 
-def newest_stamp(folder: Path) -> int:
-    """The newest time in the names of a folder's sessions, in ms; 0 where it has none. A listing of the folder."""
-    found = [int(name.split(".")[0]) for name in os.listdir(folder) if re.match(r"\d+\..*\.tbnum$", name)]
+def newest_stamp(folder: Path, rank: int | None = None) -> int:
+    """The newest time in the names of a folder's sessions, in ms; 0 where it has none.
+
+    The lowest rank lists the folder; the others go by the list of its sessions.
+    """
+    names = (noted_sessions(folder) or []) if rank else os.listdir(folder)
+    found = [int(name.split(".")[0]) for name in names if re.match(r"\d+\..*\.tbnum$", name)]
     return max(found, default=0)
 
 

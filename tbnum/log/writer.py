@@ -216,7 +216,7 @@ class _Sink:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # The clock may have been set back since an earlier session: a later one still sorts after it.
-            return self._session(newest_stamp(self._folder), meta)
+            return self._session(newest_stamp(self._folder, self._rank), meta)
         except OSError as error:
             reason = f"cannot write a log into {str(self._folder)!r} ({error.strerror}): {way_out(error)}"
             raise type(error)(error.errno, reason) from error
