@@ -26,6 +26,7 @@ __all__ = [
     "steps_csv",
     "steps_json",
     "steps_jsonl",
+    "unknown",
     "write_events_csv",
     "write_events_json",
     "write_events_jsonl",
@@ -40,7 +41,7 @@ JSON_VERSION = 1
 """Of the JSON that report, check and export write; raised when a key changes its meaning or goes."""
 
 
-def _unknown(steps: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
+def unknown(steps: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
     """Where a column's value is not known: (S,) bool. None: nowhere."""
     values = steps[name]
     if values.dtype.kind == "u":
@@ -82,14 +83,14 @@ def steps_csv(run: Exported) -> Iterator[str]:
     """A row a step, in pieces of ROWS_AT_ONCE rows. Unknown is empty, a measured NaN is `nan`."""
     steps = run.steps
     yield _csv([steps])
-    unknown = {name: _unknown(steps, name) for name in steps}
+    absent_of = {name: unknown(steps, name) for name in steps}
     for start in range(0, _count(steps), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         columns = []
         for name, values in steps.items():
             part = values[rows]
             listed: list[Any] = (part.astype(np.int64) if part.dtype.kind == "b" else part).tolist()
-            absent = unknown[name]
+            absent = absent_of[name]
             for row in () if absent is None else np.flatnonzero(absent[rows]).tolist():
                 listed[row] = ""
             columns.append(listed)
@@ -121,13 +122,13 @@ def steps_json(run: Exported) -> Iterator[str]:
     head = json.dumps(plain({"version": JSON_VERSION, "run": run.name, "meta": run.meta}), ensure_ascii=False)
     yield head[:-1] + ', "columns": {'
     for index, (name, values) in enumerate(steps.items()):
-        unknown = _unknown(steps, name)
+        absent_at = unknown(steps, name)
         yield f"{', ' if index else ''}{json.dumps(name)}: ["
         for start in range(0, len(values), ROWS_AT_ONCE):
             part = values[start : start + ROWS_AT_ONCE]
             listed: list[Any] = part.tolist()
-            if unknown is not None:
-                absent = unknown[start : start + ROWS_AT_ONCE]
+            if absent_at is not None:
+                absent = absent_at[start : start + ROWS_AT_ONCE]
                 for row in np.flatnonzero(absent | ~np.isfinite(part)).tolist():
                     listed[row] = None if absent[row] else plain(listed[row])
             yield (", " if start else "") + json.dumps(listed, allow_nan=False)[1:-1]
@@ -181,11 +182,11 @@ def write_events_jsonl(stream: IO[str], run: Exported) -> None:
 def steps_jsonl(run: Exported) -> Iterator[str]:
     """A line a step. What is unknown at a step is left out; a measured NaN is the string "NaN"."""
     columns = run.steps
-    unknown = {name: where for name in columns if (where := _unknown(columns, name)) is not None}
+    absent = {name: where for name in columns if (where := unknown(columns, name)) is not None}
     for start in range(0, _count(columns), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         listed = {name: values[rows].tolist() for name, values in columns.items()}
-        left_out = {name: where[rows].tolist() for name, where in unknown.items()}
+        left_out = {name: where[rows].tolist() for name, where in absent.items()}
         for at in range(len(listed["step"])):
             known = (name for name in listed if name not in left_out or not left_out[name][at])
             row = {name: plain(listed[name][at]) for name in known}
@@ -201,5 +202,5 @@ def write_steps_parquet(stream: IO[bytes], run: Exported) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    columns = {name: pyarrow.array(values, mask=_unknown(run.steps, name)) for name, values in run.steps.items()}
+    columns = {name: pyarrow.array(values, mask=unknown(run.steps, name)) for name, values in run.steps.items()}
     parquet.write_table(pyarrow.table(columns), stream)

@@ -23,6 +23,7 @@ LOOPS = frozenset(
     ("plain", "accumulation", "several-optimizers", "lightning", "transformers", "accelerate", "fabric", "ignite")
 )
 NEEDS = {"trackers": ("mlflow", "sqlalchemy", "wandb"), "ignite": ("ignite",), "float8": ("torchao",)}
+NEEDS["many-ranks"] = ("pyarrow", "duckdb")
 PUBLIC = [
     *(f"tbnum.{name}" for name in tbnum.__all__ if name != "__version__"),
     *(f"tbnum.Monitor.{name}" for name in vars(tbnum.Monitor) if not name.startswith("_")),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from pathlib import Path
 
 import numpy as np
 
 from tbnum import export
-from tbnum.command.inputs import UnusableInput, one_run, usable
+from tbnum.command.inputs import UnusableInput, one_by_one, one_run, runs_of, usable
 from tbnum.command.output import opened, print_line
 from tbnum.compare.reference import write_reference
+from tbnum.explain.words import count_text
 from tbnum.log.reader import Run
 
 __all__ = ["configure", "run"]
@@ -28,17 +30,24 @@ def configure(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write a small record of the run into a new folder, for tbnum diff to compare with",
     )
+    command.add_argument(
+        "--dataset",
+        metavar="DIR",
+        help="add all runs to a data set of Parquet files, by run and rank, that DuckDB reads as one table",
+    )
     command.add_argument("-o", "--output", default="-", metavar="FILE", help="'-' for standard output (default)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     form, binary = arguments.format, arguments.format in BINARY
+    if arguments.dataset is not None:
+        return _write_dataset(arguments)
     if binary and arguments.events:
         raise UnusableInput(f"{form} is for columns of numbers: export --events as csv, json or jsonl")
     if binary and arguments.output == "-" and sys.stdout.isatty():
         raise UnusableInput(f"{form} is binary: give a file with -o FILE")
-    if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UnusableInput("parquet needs pyarrow: pip install pyarrow")
+    if form == "parquet":
+        _need_pyarrow()
     chosen = usable(one_run(arguments))
     if arguments.reference is not None:
         _write_reference(chosen, arguments.reference)
@@ -58,6 +67,35 @@ def _write_reference(run: Run, folder: str) -> None:
     except OSError as error:
         raise UnusableInput(str(error)) from None
     print_line(f"wrote {folder}")
+
+
+def _write_dataset(arguments: argparse.Namespace) -> int:
+    """Every run that is new or has changed since. 0, also where one could not be read: it is named."""
+    if arguments.format != "parquet":
+        raise UnusableInput(f"--dataset writes parquet, and --format is {arguments.format}: give --format parquet")
+    if arguments.output != "-" or arguments.events or arguments.reference is not None:
+        raise UnusableInput("--dataset writes every table of every run: leave out -o, --events and --reference")
+    _need_pyarrow()
+    from tbnum.dataset import add_run
+
+    runs, added = runs_of(arguments), 0
+    for name, run in one_by_one(runs):
+        try:
+            added += add_run(arguments.dataset, _partition(arguments, name, run), run)
+        except OSError as error:
+            raise UnusableInput(f"cannot write {arguments.dataset!r}: {error.strerror or error}") from None
+    print_line(f"wrote {added} of {count_text(len(runs), 'run')} to {arguments.dataset}; the others had not changed")
+    return 0
+
+
+def _partition(arguments: argparse.Namespace, name: str, run: Run) -> str:
+    """A run that is a folder of its own is called by that folder."""
+    return Path(arguments.logdir[0]).resolve().name if name == "." else name
+
+
+def _need_pyarrow() -> None:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UnusableInput("parquet needs pyarrow: pip install pyarrow")
 
 
 def _write(run: Run, form: str, events: bool, name: str) -> None:
