@@ -235,7 +235,7 @@ def grown_over_steps(steps: int, folder: str) -> dict[str, float]:
         train(steps - steps // 10)
         grown = resident_mb() - resident
         tracemalloc.start()
-        train(max(2000, steps // 50))
+        train(max(min(2000, steps), steps // 50))
         traced = tracemalloc.get_traced_memory()[0]
         train(steps // 10)
         traced = tracemalloc.get_traced_memory()[0] - traced
@@ -305,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> Report:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         steps_and_chunks(report, steps, folder / "steps")
-        events(report, 1000 if args.quick else 5000, folder / "events")
+        events(report, steps // 200, folder / "events")
         table_of_runs(report, args.runs, folder / "table")
         tensors_file(report, max(2000, min(50_000, steps // 20)), folder / "tensors")
         memory(report, loop_steps, folder / "memory")

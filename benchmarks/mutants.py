@@ -41,7 +41,22 @@ TIMEOUT = 400.0  # seconds for one fault; a loop without an end counts as notice
 
 # Annotations are never evaluated: what is changed in `int | None` changes nothing.
 NO_FAULT = re.compile(r"core/ReplaceBinaryOperator_BitOr_")
-EQUIVALENT: dict[tuple[str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str], str] = {
+    (
+        "tbnum/measure/statistics.py",
+        "batches.sort(key=lambda batch: batch.dtype == torch.float64)",
+    ): "dtypes are single",
+    (
+        "tbnum/log/record_file.py",
+        "for byte in (4, 5, 7, 7):",
+    ): "more candidates, whose checksums are looked at all the same",
+    ("tbnum/log/scale_changes.py", "if ratio <= 1:"): "a change has no ratio of 1",
+    ("tbnum/log/concurrent.py", "if not until % since >= least:"): "seconds since 1970: the rest is the difference",
+    (
+        "tbnum/explain/level_findings.py",
+        "noise = 1.4826 * float(np.median(np.abs(np.diff(median[::2])))) if len(median) > 4 else -1.0",
+    ): "the larger of it and of what is not negative counts",
+}
 """Survivors that no test can notice: module and the line as it is changed, and why."""
 
 

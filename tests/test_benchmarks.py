@@ -62,6 +62,7 @@ def test_a_loop_with_a_scaler_is_timed_too(tmp_path: Path) -> None:
 
 
 def test_short_steps_are_timed_beside_the_bare_loop_and_scalars_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small, "hold_still", lambda: None)  # a collection before each of many blocks of four steps
     monkeypatch.setattr(small, "SWEPT", 100)
     monkeypatch.setattr(small, "DEFAULTS", {**DEFAULTS, "histogram_interval": 20, "tensor_interval": 5})
     monkeypatch.setattr(small, "TENSORS", (2,))

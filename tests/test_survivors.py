@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tbnum
 from tbnum.explain import explain_run
+from tbnum.explain.facts import skips_of
+from tbnum.explain.level_findings import _habit
 from tbnum.formats import INF, ZERO
 from tbnum.log import record_file
+from tbnum.log.json_text import plain
 from tbnum.log.record_file import RecordTail, frame
-from tbnum.log.tensors import TensorTable
+from tbnum.log.schema import Event
+from tbnum.log.tensors import _TYPES, TensorTable, _narrowed, _rounded_shares
+from tbnum.measure.checksums import checksums
 from tbnum.measure.histogram import histogram_of, total_histograms_of
 from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import STATISTICS, statistics_of
+from tbnum.observe.rescaling import Rescaling, rescaling
+from tensorboard_plugin_tbnum.decimate import wide_columns
 from tests.corpus import Known
 from tests.corpus import Loop as TrainedLoop
 from tests.loops import OPTIMIZERS, Half, batches, train
@@ -237,3 +245,108 @@ def test_a_loss_logged_between_two_optimizers_is_that_of_the_step_they_share(tmp
     steps = only(tmp_path).steps
     assert steps["loss"].tolist() == [10.0, 11.0, 12.0, 13.0, 14.0]
     assert not np.isnan(steps["first/grad_norm"]).any() and not np.isnan(steps["second/grad_norm"]).any()
+
+
+# -- constants and edges that single tests did not reach ------------------------------------------------------------
+
+
+def test_a_share_too_small_for_its_16_bits_is_not_0_and_one_below_1_is_not_1() -> None:
+    values = np.array([0.0, 1e-45, 1e-42, 0.9999, 1.0], np.float32)
+    assert _rounded_shares(values).tolist() == [0, 1, 1, 0x3F7F, 0x3F80]
+
+
+def test_numbers_that_float32_rounds_take_four_bytes_and_those_that_it_loses_eight() -> None:
+    fourth, eighth = _TYPES.index("<f4"), _TYPES.index("<f8")
+    assert _narrowed(np.array([0.1, 1e-30]), share=False)[0] == fourth
+    assert _narrowed(np.array([0.1, 1e-40]), share=False)[0] == eighth  # float32 has fewer digits of it
+    assert _narrowed(np.array([0.1, 1e300]), share=False)[0] == eighth
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.uint8])
+def test_where_a_large_tensor_lies_in_its_memory_does_not_matter_for_its_checksum(dtype: torch.dtype) -> None:
+    values = torch.randint(0, 200, (80_000,)).to(dtype)
+    room = torch.zeros(80_016, dtype=dtype)
+    expected = checksums([values]).tolist()
+    for offset in range(1, 10):
+        room[offset : offset + 80_000] = values
+        assert checksums([room[offset : offset + 80_000]]).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("quotient", "meaning"),
+    [
+        (3.0, Rescaling.DIVISION),
+        (5.0, Rescaling.DIVISION),
+        (2.0**16, Rescaling.SCALE),
+        (2.5, Rescaling.CLIP),
+        (1.2, Rescaling.CLIP),
+    ],
+)
+def test_gradients_divided_by_a_whole_number_are_divided_and_by_another_clipped(
+    quotient: float, meaning: Rescaling
+) -> None:
+    attempt: Any = SimpleNamespace(samples=(6.0, 3.0), unscaled_after=None, arrived=[(1, 2)], backwards=[None])
+    gradients: Any = SimpleNamespace(ids=lambda: (1, 2), samples=lambda: (6.0 / quotient, 3.0 / quotient))
+    assert rescaling(attempt, gradients) is meaning
+
+
+def test_a_norm_that_overflows_under_a_scaler_is_no_gradient_that_was_not_finite(tmp_path: Path) -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=1e-30)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    with tbnum.wrap(optimizer, scaler, logdir=tmp_path):
+        scaler.scale((parameter * torch.tensor([1e20, 1e20])).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    run = only(tmp_path)
+    assert not run.steps["skipped"][0] and run.steps["nonfinite_tensors"][0] == 0
+    assert [event.kind for event in run.events] == ["norm_overflow"]
+
+
+@pytest.mark.parametrize(("at_least", "steps"), [(100, 100), (None, 1), (-1, 1), (2**53, 1), (math.nan, 1)])
+def test_a_skip_stands_for_as_many_steps_as_its_event_says(at_least: Any, steps: int) -> None:
+    event = Event(3, 0.0, "skip", data={} if at_least is None else {"at_least": at_least})
+    assert skips_of(event) == steps
+
+
+def test_counts_of_updates_are_sent_with_all_digits_and_no_column_that_is_spelled_after_them() -> None:
+    wide = wide_columns(["updates", "D/updates", "zeta", "D/weights", "lr", "lr/1"])
+    assert wide == {"step", "wall_time", "loss_scale", "updates", "D/updates", "lr", "lr/1"}
+
+
+def test_a_loss_that_rose_twice_for_three_windows_does_so_by_itself() -> None:
+    def risen(*lengths: int) -> np.ndarray:
+        return np.concatenate([[False, *[True] * length, False] for length in lengths])
+
+    assert _habit(risen(3, 4)) and _habit(risen(1, 3, 2, 3))
+    assert not _habit(risen(3, 2, 2)) and not _habit(risen(9)) and not _habit(risen(1, 2, 1, 2, 1))
+
+
+@pytest.mark.parametrize(("longest", "entries"), [(100, 11), (50, 6), (0, 1)])
+def test_a_shortened_list_has_a_tenth_of_the_entries_that_a_text_has_characters(longest: int, entries: int) -> None:
+    assert plain(list(range(1000)), longest) == list(range(entries))
+
+
+def test_an_optimizer_that_never_steps_is_reported_after_fifty_backwards_and_not_before(tmp_path: Path) -> None:
+    parameter, heard = nn.Parameter(torch.ones(2)), []
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    with tbnum.wrap(optimizer, logdir=tmp_path) as monitor:
+        monitor.on_event(lambda event: heard.append((event.kind, len(done))))
+        done: list[int] = []
+        for step in range(1, 61):
+            done.append(step)
+            parameter.sum().backward()
+            optimizer.zero_grad()
+    assert [(kind, at) for kind, at in heard if kind == "never_stepped"] == [("never_stepped", 50)]
+
+
+def test_without_a_fast_checksum_the_data_of_a_whole_record_is_not_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, summed = tmp_path / "file", []
+    path.write_bytes(frame(text_record("a" * 500)) + frame(text_record("b" * 500)))
+    whole = record_file.masked_crc
+    monkeypatch.setattr(record_file, "CHECKS_DATA", False)
+    monkeypatch.setattr(record_file, "masked_crc", lambda data: summed.append(len(data)) or whole(data))
+    assert len(texts(RecordTail(path))) == 2
+    assert max(summed) < 500

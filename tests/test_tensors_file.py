@@ -554,7 +554,7 @@ def test_waiting_tables_are_bounded_whatever_hangs(tmp_path: Path) -> None:
             warnings.simplefilter("always")
             for step in range(2000):
                 log.write_tensors(TensorTable(step, names, {"grad_norm": np.ones(1000), "absmax": np.ones(1000)}))
-                for _ in range(20):
+                for _ in range(4):
                     log.append_step(tuple(values))
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
