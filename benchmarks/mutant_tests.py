@@ -42,7 +42,9 @@ class Coverage:
             data = CoverageData(str(file))
             data.read()
             for path in data.measured_files():
-                module = next((module for module in modules if path.endswith(f"/{module}")), path)
+                module = next((module for module in modules if path.endswith(f"/{module}")), None)
+                if module is None:
+                    continue
                 lines = found.tests.setdefault(module, defaultdict(set))
                 for line, contexts in data.contexts_by_lineno(path).items():
                     for context in contexts:
@@ -58,12 +60,21 @@ class Coverage:
         executed = self.tests.get(str(module), {})
         body = _lines_that_show_it(module, start, end)
         names = set().union(*(executed.get(line, ()) for line in body)) if body else set()
-        if not names:  # what runs when the module is imported shows in whatever uses it
-            names = set().union(*executed.values())
+        if not names:  # what runs when the module is imported shows in whatever uses its names
+            names = set().union(*executed.values(), *(self._of_name(name) for name in _assigned(module, start)))
         by_file = defaultdict(list)
         for name in names:
             by_file[name.partition("::")[0]].append(name)
         return list(self._within_budget(sorted(by_file.items(), key=lambda entry: self._unlikely(module, *entry))))
+
+    def _of_name(self, name: str) -> set[str]:
+        """Those that execute a line in which `name` stands, of any module."""
+        found: set[str] = set()
+        for module, executed in self.tests.items():
+            for number, line in enumerate(Path(module).read_text("utf-8").splitlines(), 1):
+                if re.search(rf"\b{re.escape(name)}\b", line):
+                    found |= executed.get(number, set())
+        return found
 
     def _unlikely(self, module: Path, file: str, names: Sequence[str]) -> tuple[bool, float]:
         return module.stem.strip("_") not in file, sum(self.seconds[name] for name in names)
@@ -103,6 +114,15 @@ def _lines_that_show_it(module: Path, start: int, end: int) -> range | None:
         if function.lineno - len(function.decorator_list) <= start < first:
             return range(first, last + 1)
     return None
+
+
+def _assigned(module: Path, line: int) -> list[str]:
+    """The names that the statement at `line` gives a value to."""
+    for node in ast.parse(module.read_text("utf-8")).body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno <= line <= (node.end_lineno or line):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+    return []
 
 
 @cache

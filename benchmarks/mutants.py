@@ -51,6 +51,14 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "for byte in (4, 5, 7, 7):",
     ): "more candidates, whose checksums are looked at all the same",
     ("tbnum/log/scale_changes.py", "if ratio <= 1:"): "a change has no ratio of 1",
+    (
+        "tbnum/explain/curve_findings.py",
+        'nonfinite = [event.step for event in view.events if event.cause is "forward_nonfinite"]',
+    ): "causes are constants, each a single string",
+    (
+        "plugins/tensorboard_plugin_tbnum/derived.py",
+        "return np.cumsum(~found[ -1].astype(bool)).astype(np.float64)",
+    ): "updates follow from one column alone",
     ("tbnum/log/concurrent.py", "if not until % since >= least:"): "seconds since 1970: the rest is the difference",
     (
         "tbnum/explain/level_findings.py",
@@ -85,7 +93,7 @@ def main() -> None:
         copies = [copy_of_the_last_commit(folder / f"copy{number}") for number in range(arguments.jobs)]
         if arguments.coverage is None:
             cover(folder, copies[0], arguments.jobs)
-        coverage = Coverage.read(arguments.coverage or folder, sorted({str(each.module_path) for each in drawn}))
+        coverage = Coverage.read(arguments.coverage or folder, [str(module) for module in modules_under(UNDER)])
         tests = [tests_of(coverage, mutation) for mutation in drawn]
         with ProcessPoolExecutor(len(copies), initializer=_enter, initargs=(copies, _places(folder))) as pool:
             faults = []
@@ -106,11 +114,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def modules_under(places: Sequence[str]) -> list[Path]:
+    return [file.relative_to(ROOT) for place in places for file in sorted((ROOT / place).rglob("*.py"))]
+
+
 def draw(folder: Path, under: Sequence[str], sample: int, seed: int) -> list[MutationSpec]:
-    modules = [file.relative_to(ROOT) for place in under for file in sorted((ROOT / place).rglob("*.py"))]
     os.chdir(ROOT)
     with use_db(str(folder / "all.sqlite"), WorkDB.Mode.create) as every:
-        init(modules, every, {})
+        init(modules_under(under), every, {})
         found = [item.mutations[0] for item in every.work_items]
     found = [each for each in found if not NO_FAULT.match(each.operator_name)]
     found.sort(key=lambda each: (str(each.module_path), each.operator_name, each.occurrence))

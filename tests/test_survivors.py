@@ -20,8 +20,11 @@ from tbnum.explain.facts import skips_of
 from tbnum.explain.level_findings import _habit
 from tbnum.formats import INF, ZERO
 from tbnum.log import record_file
+from tbnum.log.folder import last_trailer
+from tbnum.log.growing import GrowingColumns
 from tbnum.log.json_text import plain
 from tbnum.log.record_file import RecordTail, frame
+from tbnum.log.row_packer import RowPacker
 from tbnum.log.schema import Event
 from tbnum.log.tensors import _TYPES, TensorTable, _narrowed, _rounded_shares
 from tbnum.measure.checksums import checksums
@@ -34,7 +37,8 @@ from tests.corpus import Known
 from tests.corpus import Loop as TrainedLoop
 from tests.loops import OPTIMIZERS, Half, batches, train
 from tests.recorded import open_log, row
-from tests.test_explain import Loop, skips
+from tests.test_causes import nan_only
+from tests.test_explain import Loop, findings, skips
 from tests.test_record_file import record as text_record
 from tests.test_record_file import texts, written
 from tests.test_transfer import SlowDevice, device  # noqa: F401 - a fixture
@@ -350,3 +354,51 @@ def test_without_a_fast_checksum_the_data_of_a_whole_record_is_not_summed(
     monkeypatch.setattr(record_file, "masked_crc", lambda data: summed.append(len(data)) or whole(data))
     assert len(texts(RecordTail(path))) == 2
     assert max(summed) < 500
+
+
+def test_many_rows_at_once_are_all_there_and_a_column_that_comes_later_is_unknown_before() -> None:
+    rows = np.zeros(9000, [("step", np.int64), ("loss", np.float64)])
+    rows["step"], rows["loss"] = np.arange(9000), np.arange(9000) / 7
+    columns = GrowingColumns()
+    columns.append(rows)
+    columns.provide(["grad_norm"])
+    found = columns.views()
+    assert np.array_equal(found["step"], rows["step"]) and np.array_equal(found["loss"], rows["loss"])
+    assert np.isnan(found["grad_norm"]).all()
+
+
+@pytest.mark.parametrize("by", [0.5, 3.0])
+def test_a_backward_from_a_gradient_of_its_own_is_the_backward_of_so_many_losses(by: float, tmp_path: Path) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    with tbnum.wrap(optimizer, logdir=tmp_path):
+        parameter.square().sum().backward(torch.tensor(by))
+        optimizer.step()
+    assert only(tmp_path).steps["loss"].tolist() == [2 * by]
+
+
+def test_a_row_with_too_many_values_is_lost_and_counted_not_cut() -> None:
+    packer = RowPacker(("step", "wall_time", "loss"))
+    packed, lost = packer.pack([(0, 1.0, 2.0), (1, 1.0, 2.0, 3.0), (2, 1.0)])
+    assert lost == 2 and len(packed) == packer.dtype.itemsize
+
+
+def test_the_totals_are_found_before_a_torn_end_however_long(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.append_step(row(log.columns, 0))
+    log.close()
+    whole = log.path.read_bytes()
+    for torn in (100, 10_000, 1_000_000):
+        log.path.write_bytes(whole + bytes(torn))
+        assert last_trailer(log.path).steps == 1
+
+
+def test_many_skips_that_were_made_in_backward_have_its_remedy() -> None:
+    loop = Loop()
+    for _ in range(12):
+        loop.steps(40)
+        loop.step(overflow=True, **nan_only())
+    found = explain_run(loop.run())
+    (rate,) = [finding for finding in findings(loop.run()) if finding.rule == "skip_rate"]
+    (remedy,) = {event.remedy for event in found if event.cause == "backward_nonfinite"}
+    assert (rate.severity, rate.remedy) == ("warning", remedy)
