@@ -104,6 +104,7 @@ def test_a_skip_among_the_first_steps_does_not_send_anybody_to_the_data():
     *_, early, later = skips(explain_run(loop.run()))
     assert (early.cause, later.cause) == ("bad_batch", "bad_batch")
     assert early.remedy.startswith("Nothing to do if it stays among the first steps")
+    assert (early.severity, later.severity) == ("info", "warning")
     assert later.remedy.startswith("Look at the batch of step 15")
 
 

@@ -319,3 +319,78 @@ def test_a_bias_before_a_normalization_moves_by_rounding_alone_and_is_meant_to(t
             optimizer.step()
     (run,) = tbnum.read(tmp_path).values()
     assert "update_ratio_low" not in {finding.rule for finding in run.findings}
+
+
+# -- short runs, and what the optimizer gets ---------------------------------------------------------------------------
+
+
+def short(loss: np.ndarray, **more: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: values[: len(loss)] for name, values in columns(COUNT, **more).items() if name != "loss"} | {
+        "loss": loss
+    }
+
+
+def test_a_run_of_few_windows_shows_a_rise_that_is_all_there_is_to_its_levels():
+    step = np.arange(1200)
+    noise = 0.3 * np.random.default_rng(0).standard_normal(1200)
+    rising = 0.7 + 1.4 * np.exp(-step / 60) + 1.4 * np.clip((step - 250) / 900, 0, 1) + noise
+    assert reported(short(rising))["loss_rose"].severity == "warning"
+    assert "loss_rose" not in reported(short(0.7 + 1.4 * np.exp(-step / 60) + noise))
+
+
+@pytest.mark.parametrize("count", [400, 480, 700, 1000, 1500])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_short_run_that_wanders_by_its_noise_has_not_risen(seed: int, count: int):
+    generator = np.random.default_rng(seed)
+    loss = 1 + np.exp(-np.arange(count) / 80) + 0.3 * generator.standard_normal(count)
+    assert "loss_rose" not in reported(short(loss))
+
+
+def test_gradients_that_the_loop_multiplies_for_good_before_the_step_are_seen():
+    usual = norms()
+    got = usual * np.where(STEP < 2345, 1.0, 8.0)
+    coefficient = got / usual
+    found = reported(columns(COUNT, grad_norm=usual, grad_norm_clipped=got, clip_coef=coefficient))
+    assert found["norm_level"].severity == "warning" and abs(found["norm_level"].steps[-1] - 2345) <= 3
+    assert "that the optimizer got" in found["norm_level"].evidence
+    clipped = np.minimum(usual, 1.0)  # by a clip, which begins at a step
+    steps = columns(COUNT, grad_norm=usual, grad_norm_clipped=np.where(STEP < 2345, usual, 0.1 * clipped))
+    steps["clip_coef"] = steps["grad_norm_clipped"] / usual
+    assert "norm_level" not in reported(steps)
+
+
+def test_a_burst_that_only_the_optimizer_got_is_what_came_before_the_spike():
+    usual = norms()
+    got = usual * np.where(STEP == 2999, 1000.0, 1.0)
+    loss = falling() + 40 * (STEP >= 3000)
+    found = reported(columns(COUNT, grad_norm=usual, grad_norm_clipped=got, clip_coef=got / usual, loss=loss))
+    assert found["exploding_norm"].steps[0] == 2999
+
+
+@pytest.mark.parametrize(
+    ("first", "peak", "there"),
+    [
+        ((34.0, 22.0), 196.0, True),
+        ((26.0, 0.05), 37.0, False),
+        ((26.0, 0.5), 196.0, False),  # grows, step by small step
+        ((34.0, 22.0), 40.0, False),
+        ((5.0, 5.0), 50.0, False),  # began at zero
+    ],
+)
+def test_first_steps_that_rewrite_the_parameters_are_a_learning_rate_too_high(
+    first: tuple[float, float], peak: float, there: bool
+):
+    at = STEP % 50 == 0
+    norm, change = np.full(COUNT, NAN), np.full(COUNT, NAN)
+    norm[at], change[at] = np.linspace(first[0], peak, at.sum()), 0.01
+    norm[STEP == 200] = peak
+    norm[0], change[0] = first
+    found = reported(columns(COUNT, param_norm=norm, update_norm=change))
+    assert ("update_ratio_high" in found) == there
+
+
+@pytest.mark.parametrize(("momentum", "there"), [(1.0, True), (1.5, True), (0.99, False), (None, False)])
+def test_a_momentum_that_never_fades_is_reported_from_the_settings_alone(momentum: float | None, there: bool):
+    run = FakeRun(columns(COUNT))
+    run.meta["optimizers"] = {"optimizer": {"class": "SGD", "groups": [{"lr": 0.1, "momentum": momentum}]}}
+    assert ("momentum_invalid" in {finding.rule for finding in findings(run)}) == there

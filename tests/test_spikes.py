@@ -194,3 +194,11 @@ def test_a_learning_rate_that_was_out_of_line_for_a_step_is_what_is_reported():
     found = reported(steps)
     assert "rose from 0.001 to 0.1 at step 395" in found["loss_spike"].evidence
     assert found["lr_outlier"].severity == "warning" and found["lr_outlier"].steps == (395,)
+
+
+@pytest.mark.parametrize(("length", "severity"), [(2, "info"), (6, "info"), (12, "warning")])
+def test_a_loss_that_takes_many_steps_to_come_back_was_no_single_batch(length: int, severity: str):
+    loss = 1 + 0.05 * np.random.default_rng(0).standard_normal(1000)
+    loss[500 : 500 + length] += 3
+    (event,) = [event for event in spikes(columns(1000, loss=loss)) if event.kind == "loss_spike"]
+    assert event.data["grave"] == (severity == "warning")

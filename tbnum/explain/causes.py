@@ -89,7 +89,7 @@ def _severity(case: Case) -> str:
         return "warning"
     if case.skip.cause == "dropped_by_loop" and (case.facts.loss_nonfinite or case.facts.nonfinite_tensors > 0):
         return "warning"
-    return "info" if _at_edge(case) else CAUSE[case.skip.cause].severity
+    return "info" if _at_edge(case) or _finds_its_height(case) else CAUSE[case.skip.cause].severity
 
 
 def explained_collapse(event: Event, collapse: Collapse, later: Later | None) -> Event:
@@ -236,6 +236,13 @@ def _at_edge(case: Case) -> bool:
     """Whether the scale alone explains a skip: then the next one, lower, held."""
     skip, later = case.skip, case.later
     return skip.at_edge and not skip.early and (later is None or later.skips_in_row <= 1)
+
+
+def _finds_its_height(case: Case) -> bool:
+    """Whether a first scale has not come down far enough yet: nothing else was wrong with the step."""
+    skip, loss = case.skip, case.facts.loss
+    usual = math.isnan(skip.recent_loss) or loss <= OUTLYING_LOSS * abs(skip.recent_loss)
+    return skip.cause == "bad_batch" and skip.early and skip.injected is None and skip.after_warmup and usual
 
 
 def _forward_nonfinite(case: Case) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tbnum.explain.finding import Finding, steps_of
-from tbnum.explain.led_here import Quantity, what_led_here
+from tbnum.explain.led_here import Quantity, longest_norms, what_led_here
 from tbnum.explain.spikes import SpikeFacts
 from tbnum.explain.thresholds import (
     BASELINE,
@@ -129,7 +129,7 @@ def exploding_norms(view: RunView) -> Iterator[Finding]:
     worse += [(step, "the loss was not finite") for step in nonfinite[:1]]
     worse += [(event.step, "a non-finite gradient reached the parameters") for event in view.of("nonfinite_step")]
     for column, norms in columns_named(view.steps, "grad_norm"):
-        skips = column.beside("skipped")
+        skips, norms = column.beside("skipped"), longest_norms(view.steps, column, norms)
         looked_at = [_exploded(view, norms, skips, step, what) for step, what in sorted(worse)[:EXAMINED]]
         found = [each for each in looked_at if each is not None]
         if not found:

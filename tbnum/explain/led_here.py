@@ -6,7 +6,7 @@ A function of a run and a step, never stored: a later tbnum answers better from 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from tbnum.explain.record import Record
 from tbnum.explain.thresholds import BASELINE, BEFORE, WINDOW_LEAST
-from tbnum.log.columns import columns_named
+from tbnum.log.columns import StepColumn, columns_named
 
-__all__ = ["LedHere", "Quantity", "what_led_here"]
+__all__ = ["LedHere", "Quantity", "longest_norms", "what_led_here"]
 
 TENSORS = 5  # of those that have tables, the ones that left their usual furthest
 COLUMNS = ("loss", "grad_norm", "lr", "clip_coef")
@@ -77,6 +77,12 @@ def what_led_here(run: Record, step: int) -> LedHere:
     return LedHere(step, int(number[begin]), tuple(found), tuple(missing))
 
 
+def longest_norms(steps: Mapping[str, np.ndarray], column: StepColumn, norms: np.ndarray) -> np.ndarray:
+    """Of the gradients before the clip, or as the optimizer got them: a loop may multiply them in between."""
+    clipped = steps.get(column.beside("grad_norm_clipped"))
+    return norms if clipped is None else np.fmax(norms, clipped)
+
+
 def _range_text(number: np.ndarray) -> str:
     return f": it holds steps {int(number[0])} to {int(number[-1])}." if len(number) else ": it holds none."
 
@@ -84,6 +90,8 @@ def _range_text(number: np.ndarray) -> str:
 def _series(run: Record) -> Iterator[tuple[str, str | None, np.ndarray]]:
     for name in COLUMNS:
         for column, values in columns_named(run.steps, name):
+            if name == "grad_norm":
+                values = longest_norms(run.steps, column, values)
             if not column.group and not (name == "loss" and column.optimizer):
                 yield name, column.optimizer, values
     for column, updates in columns_named(run.steps, "update_norm"):

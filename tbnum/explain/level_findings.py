@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,24 +12,31 @@ from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.thresholds import (
     ADDED_WITHIN,
     BEFORE,
+    GREW_AT_ONCE,
     LEVEL_STEPS,
     LEVEL_TIMES,
     LR_ROSE,
+    REWRITTEN,
     ROSE_NOISE,
     ROSE_SHARE,
     ROSE_WINDOW,
+    STARTED_SMALL,
     VANISHED,
     WEIGHTS_GREW,
 )
 from tbnum.explain.view import RunView
 from tbnum.explain.words import count_text, number_text
-from tbnum.log.columns import columns_named
+from tbnum.log.columns import StepColumn, columns_named
 
-__all__ = ["loss_rose", "losses_added_up", "norm_level", "weights_grow", "weights_vanish"]
+__all__ = ["first_updates", "loss_rose", "losses_added_up", "norm_level", "weights_grow", "weights_vanish"]
 
 BLOCK = 32  # norms, of which a level is the median
 EARLY = 8
 """Blocks at the beginning of a run, where norms may fall by any factor."""
+ENLARGED = 1.5
+"""Times that what the optimizer gets is longer than what backward made, above which the loop multiplied it."""
+BENDS = 4
+"""Of windows that share no value, from which on they show how levels wander."""
 WINDOWS = 2000
 """Of a long run: then they lie further apart."""
 
@@ -97,13 +105,25 @@ def _levels(view: RunView) -> _Levels | None:
     lowest_at = np.zeros(len(median), np.int64)
     new = np.concatenate([[True], held[1:] < lowest[2:-1]])
     lowest_at[2:] = np.maximum.accumulate(np.where(new, np.arange(len(held)), 0))
-    noise = 1.4826 * float(np.median(np.abs(np.diff(median[::2])))) if len(median) > 4 else 0.0
+    noise = _noise_of_levels(median, ordered)
     span = float(median[:2].max() - lowest[-1])
     least = np.maximum(np.maximum(ROSE_SHARE * np.abs(lowest), ROSE_NOISE * noise), 0.01 * max(span, 0.0))
     with np.errstate(invalid="ignore"):
         risen = median - lowest > least
     risen &= ordered[:, quarter] > lowest
     return _Levels(median, lowest, lowest_at, risen, rows[offset + ROSE_WINDOW // 2 :: stride][: len(median)])
+
+
+def _noise_of_levels(median: np.ndarray, ordered: np.ndarray) -> float:
+    """By how much levels of one window each differ by themselves, without a trend; robust.
+
+    At least by what the values in a window scatter: a short run has too few windows for more.
+    """
+    half, quarter = ordered.shape[1] // 2, ordered.shape[1] // 4
+    scatter = float(np.median(ordered[:, -quarter] - ordered[:, quarter])) / 1.349  # the middle half's width
+    least = math.sqrt(2) * 1.2533 * scatter / math.sqrt(2 * half)
+    bends = np.diff(median[::2], 2)
+    return max(least, 1.4826 * float(np.median(np.abs(bends))) / math.sqrt(3) if len(bends) >= BENDS else 0.0)
 
 
 def _habit(risen: np.ndarray) -> bool:
@@ -145,7 +165,7 @@ def _lr_text(view: RunView, first: int, last: int) -> str:
 
 def norm_level(view: RunView) -> Iterator[Finding]:
     """Gradient norms that from one step to the next are others, for good, by a factor that no batch makes."""
-    for column, norms in columns_named(view.steps, "grad_norm"):
+    for column, norms in (*columns_named(view.steps, "grad_norm"), *_enlarged(view)):
         skipped = view.steps.get(column.beside("skipped"), view.skipped)
         rows = np.flatnonzero(np.isfinite(norms) & ~skipped.astype(bool) & (norms > 0))
         place = _new_level(norms[rows])
@@ -157,6 +177,7 @@ def norm_level(view: RunView) -> Iterator[Finding]:
         if _lr_moved(view, column.beside("lr"), row):
             continue
         whose = f" of {column.optimizer}" if column.optimizer else ""
+        whose += "" if column.name == "grad_norm" else " that the optimizer got"
         noted = any(event.kind == "annotation" and abs(event.step - step) <= BEFORE for event in view.events)
         yield Finding(
             "norm_level",
@@ -169,6 +190,14 @@ def norm_level(view: RunView) -> Iterator[Finding]:
             "decay do not.",
             steps_of([step - 1, step]),
         )
+
+
+def _enlarged(view: RunView) -> Iterator[tuple[StepColumn, np.ndarray]]:
+    """Norms of what optimizers got, where that was longer than before: no clip makes it so."""
+    for column, norms in columns_named(view.steps, "grad_norm_clipped"):
+        coefficient = view.steps.get(column.beside("clip_coef"))
+        if coefficient is not None and np.count_nonzero(coefficient > ENLARGED) >= LEVEL_STEPS:
+            yield column, norms
 
 
 def _new_level(norms: np.ndarray) -> tuple[int, float, float] | None:
@@ -280,6 +309,36 @@ def weights_vanish(view: RunView) -> Iterator[Finding]:
             "Lower the weight decay, or the learning rate that multiplies it: what it takes away, the gradients do not "
             "give back.",
             steps_of([first, last]) or OF_THE_RUN,
+        )
+
+
+def first_updates(view: RunView) -> Iterator[Finding]:
+    """A first step that rewrote the parameters, which then grew many times: the learning rate was too high for them."""
+    for column, norms in columns_named(view.steps, "param_norm"):
+        moved = view.steps.get(column.beside("update_norm"))
+        rows = np.flatnonzero(np.isfinite(norms))
+        if moved is None or len(rows) < 8 or rows[0] > 0:
+            continue
+        beginning = rows[: max(2, len(rows) // 4)]
+        peak = beginning[int(np.argmax(norms[beginning]))]
+        # A step in high dimensions is nearly at right angles to the parameters.
+        starts = np.sqrt(np.maximum(norms[beginning] ** 2 - moved[beginning] ** 2, 0.0))
+        start = float(starts[0])
+        share = float(np.nanmax(moved[beginning] / np.maximum(starts, STARTED_SMALL * norms[beginning])))
+        started_small = start < STARTED_SMALL * norms[0]  # at zero, or nearly: they have no size of their own yet
+        if started_small or not share >= REWRITTEN or not norms[peak] >= GREW_AT_ONCE * start:
+            continue
+        whose = f" of {column.optimizer}" if column.optimizer else ""
+        step = int(view.number[peak])
+        yield Finding(
+            "update_ratio_high",
+            "warning",
+            "The first steps rewrote the parameters",
+            f"A step changed the parameters{whose} by up to {share:.2g} of their norm, which grew from "
+            f"{number_text(start)} to {number_text(float(norms[peak]))} by step {step:,}: what they were initialized "
+            "with is gone.",
+            "Lower the learning rate, or warm it up: a first step of Adam changes each element by the learning rate.",
+            steps_of([int(view.number[0]), step]),
         )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tbnum.explain.finding import Finding, steps_of
+from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.record import is_scalar_log
 from tbnum.explain.thresholds import (
     LR_OUTLIER,
@@ -16,10 +16,10 @@ from tbnum.explain.thresholds import (
     SCHEDULE_DRIFT_WARNING,
 )
 from tbnum.explain.view import RunView
-from tbnum.explain.words import count_text, number_text, share_text
+from tbnum.explain.words import as_float, count_text, number_text, share_text
 from tbnum.log.columns import StepColumn, columns_named
 
-__all__ = ["invalid", "outlier", "schedule_drift", "zero"]
+__all__ = ["invalid", "momentum", "outlier", "schedule_drift", "zero"]
 
 
 def outlier(view: RunView) -> Iterator[Finding]:
@@ -115,6 +115,27 @@ def zero(view: RunView) -> Iterator[Finding]:
             "never began, trains nothing.",
             steps_of([first]),
         )
+
+
+def momentum(view: RunView) -> Iterator[Finding]:
+    """A momentum from which no gradient ever fades."""
+    optimizers = view.meta.get("optimizers")
+    for name, optimizer in optimizers.items() if isinstance(optimizers, Mapping) else ():
+        groups = optimizer.get("groups") if isinstance(optimizer, Mapping) else None
+        for number, group in enumerate(groups or ()):
+            value = as_float(group.get("momentum")) if isinstance(group, Mapping) else float("nan")
+            if not value >= 1:
+                continue
+            yield Finding(
+                "momentum_invalid",
+                "warning",
+                "The momentum never fades",
+                f"{optimizer.get('class', 'The optimizer')} ({name}, group {number}) was made with "
+                f"momentum={number_text(value)}: every step goes on along the sum of all gradients since the first.",
+                "Give a momentum below 1; 0.9 is usual.",
+                OF_THE_RUN,
+            )
+            return
 
 
 def schedule_drift(view: RunView) -> Iterator[Finding]:

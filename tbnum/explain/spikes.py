@@ -20,6 +20,7 @@ from tbnum.explain.thresholds import (
     LR_ROSE,
     NORM_EXPLODED,
     ONE_STEP,
+    SLOW_BACK,
     SPIKE_ALONE_DEVIATIONS,
     SPIKE_DEVIATIONS,
     SPIKE_SHARE,
@@ -52,7 +53,8 @@ class Spike(NamedTuple):
 
     @property
     def grave(self) -> bool:
-        return (self.lasting or self.far) and not self.schedule
+        slow = self.back_after is not None and self.back_after > SLOW_BACK and self.column.name == "loss"
+        return (self.lasting or self.far or slow) and not self.schedule
 
 
 class SpikeFacts(NamedTuple):

@@ -67,6 +67,10 @@ Where noise has heavy tails, single steps leave the usual at any rate, and are b
 ONE_STEP = 2
 """Steps within which a spike is over that a single batch made: its own, and one more."""
 
+SLOW_BACK = 8
+"""Steps in a row that a loss has to stay high to be a warning though it came back: no batch does that, and no noise.
+Something else was learned first: other data, other parameters."""
+
 FAR_DEVIATIONS, FAR_TIMES = 64.0, 10.0
 """Robust deviations above the usual, and times the usual itself, that a spike lies far beyond anything usual. Only one
 that lasted more than `ONE_STEP`: the highest of many heavy-tailed values lies as far, for a step."""
@@ -193,6 +197,11 @@ VANISHED = 0.01
 WEIGHTS_GREW = 8.0
 """Growth of the norm of all parameters from a run's second quarter to its last. After the first quarter, norms grow by
 a few times at most, and ever more slowly."""
+
+REWRITTEN, GREW_AT_ONCE, STARTED_SMALL = 0.1, 3.0, 0.3
+"""A step as long as this share of the parameters' norm, which grew so many times within the first quarter of the
+measurements. A first step of Adam at a usual rate is 0.001 to 0.05 of it. Of parameters that were smaller than this
+share of what the first step made of them nothing is said: a layer that starts at zero has to grow."""
 
 HALF_LOST = 0.5
 """Share of the length that Adam gives a step, below which what arrives in a 16-bit parameter was rounded away."""

@@ -19,13 +19,13 @@ NEVER = Truth(("no_gradient",), near=("dead_tensor",), least="info", from_start=
 # -- none
 
 
-@faulty(NEVER)
+@faulty(NEVER, any_difference=True)
 class DetachedBranch(Loop):
     def outputs(self, inputs: Tensor) -> Tensor:
         return self.model.head(self.model.features(inputs).detach())
 
 
-@faulty(NEVER)
+@faulty(NEVER, any_difference=True)
 class CheckpointOverFrozenInputs(Loop):
     """As LoRA on a frozen embedding: no input of the checkpoint needs a gradient, so nothing in it gets one."""
 
@@ -48,7 +48,7 @@ class FrozenByAccident(Loop):
                 parameter.requires_grad_(id(parameter) in head)
 
 
-@faulty(Truth(("dead_tensor", "no_gradient"), near=("norm_level",), least="info", early=50))
+@faulty(Truth(("dead_tensor", "no_gradient"), near=("norm_level",), least="info", early=50), any_difference=True)
 class GradientsAreZeroed(Loop):
     def gradients_are_there(self) -> None:
         if self.since_fault:
@@ -56,7 +56,7 @@ class GradientsAreZeroed(Loop):
                 parameter.grad.zero_()
 
 
-@faulty(Truth(("no_gradients",), near=("no_gradient",), late=5))
+@faulty(Truth(("no_gradients",), near=("no_gradient",), late=5), any_difference=True)
 class LossOfAnotherModel(Loop):
     precisions = ("float32", "bfloat16")
 
@@ -87,13 +87,18 @@ class ZeroGradForgotten(Loop):
             super().zero_grad()
 
 
-@faulty(Truth(("gradients_not_zeroed",), near=("norm_level", "loss_rose", "loss_spike"), from_start=True, late=20))
+@faulty(
+    Truth(("gradients_not_zeroed",), near=("norm_level", "loss_rose", "loss_spike"), from_start=True, late=20),
+    any_difference=True,
+)
 class ZeroGradNever(PlainMomentum):
     def zero_grad(self) -> None:
         pass
 
 
-@faulty(Truth(("gradients_not_zeroed",), near=("norm_level", "loss_rose"), from_start=True, late=20))
+@faulty(
+    Truth(("gradients_not_zeroed",), near=("norm_level", "loss_rose"), from_start=True, late=20), any_difference=True
+)
 class ZeroGradOfAnotherModel(Loop):
     def zero_grad(self) -> None:
         torch.nn.Linear(2, 2).zero_grad()
@@ -123,7 +128,12 @@ class ZeroGradInTheAccumulation(Accumulating):
 
 
 @faulty(
-    Truth(("losses_added_up",), near=("clipped_always", "norm_level"), least="info", from_start=True),
+    Truth(
+        ("losses_added_up", "losses_not_divided"),
+        near=("clipped_always", "norm_level"),
+        least="info",
+        from_start=True,
+    ),
     any_difference=True,
 )
 class AccumulationNotDivided(Accumulating):
@@ -254,7 +264,7 @@ class RecurrenceExplodes(Unclipped):
 # -- clipping
 
 
-@faulty(Truth(("clipped_always",), near=("update_ratio_low",), least="info", from_start=True))
+@faulty(Truth(("clipped_always",), near=("update_ratio_low",), least="info", from_start=True), any_difference=True)
 class ClipTooTight(PlainMomentum):
     max_norm = 1e-5
 
@@ -264,7 +274,10 @@ class ClipIsNegative(Loop):
     max_norm = -1.0
 
 
-@faulty(Truth(("max_norm_invalid",), near=("update_ratio_low",), wrong=("clipped_always",), from_start=True))
+@faulty(
+    Truth(("max_norm_invalid",), near=("update_ratio_low",), wrong=("clipped_always",), from_start=True),
+    any_difference=True,
+)
 class ClipIsZero(Loop):
     max_norm = 0.0
 

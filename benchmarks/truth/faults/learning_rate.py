@@ -18,7 +18,7 @@ class LearningRateSpike(Loop):
         return super().learning_rate() * (100 if self.at_fault else 1)
 
 
-@faulty(Truth(("lr_zero",), near=("update_ratio_low",), words=NAMES_THE_RATE, early=10, late=20))
+@faulty(Truth(("lr_zero",), near=("update_ratio_low",), words=NAMES_THE_RATE, early=10, late=20), any_difference=True)
 class LearningRateZero(Loop):
     def learning_rate(self) -> float:
         return 0.0 if self.since_fault else super().learning_rate()
@@ -49,7 +49,10 @@ class LearningRateNegative(Loop):
         return super().learning_rate() * (-1 if self.since_fault else 1)
 
 
-@faulty(Truth(("lr_outlier", "lr_zero", "update_ratio_low"), words=NAMES_THE_RATE, least="info", early=10))
+@faulty(
+    Truth(("lr_outlier", "lr_zero", "update_ratio_low"), words=NAMES_THE_RATE, least="info", early=10),
+    any_difference=True,
+)
 class LearningRateVanishes(Loop):
     """Milliseconds where the schedule wanted seconds."""
 
@@ -65,7 +68,7 @@ class LearningRateGrowsSlowly(Loop):
         return 0.5 * 1.012 ** max(0, self.now - self.begin) if self.now >= 20 else super().learning_rate()
 
 
-@faulty(Truth(("lr_zero", "update_ratio_low"), least="info", from_start=True))
+@faulty(Truth(("lr_zero", "update_ratio_low"), least="info", from_start=True), any_difference=True)
 class GroupWithoutLearningRate(Loop):
     """The body's group was given a rate of 0."""
 
@@ -95,7 +98,11 @@ class PlainMomentum(Loop):
 
 
 @faulty(
-    Truth(("loss_rose", "update_ratio_high", "loss_spike"), near=("exploding_norm", "norm_level"), from_start=True),
+    Truth(
+        ("momentum_invalid", "loss_rose", "update_ratio_high", "loss_spike"),
+        near=("exploding_norm", "norm_level"),
+        from_start=True,
+    ),
 )
 class MomentumOfOne(PlainMomentum):
     """Nothing of an old gradient ever fades."""

@@ -122,7 +122,9 @@ class Float16WithoutScaler(Half):
         return None
 
 
-@faulty(Truth(("scale_extreme",), near=("scale_collapse", "scale_set"), wrong=("bad_batch",), late=2))
+@faulty(
+    Truth(("scale_extreme",), near=("scale_collapse", "scale_set"), wrong=("bad_batch",), late=2), any_difference=True
+)
 class ScaleIsInfinite(Half):
     def before_step(self) -> None:
         if self.at_fault:
