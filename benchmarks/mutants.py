@@ -59,6 +59,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "plugins/tensorboard_plugin_tbnum/derived.py",
         "return np.cumsum(~found[ -1].astype(bool)).astype(np.float64)",
     ): "updates follow from one column alone",
+    ("tbnum/measure/chunks.py", "_PIECE_DEVICE = 1 << 21"): "how much memory of a device a pass takes at once",
     ("tbnum/log/concurrent.py", "if not until % since >= least:"): "seconds since 1970: the rest is the difference",
     (
         "tbnum/explain/level_findings.py",

@@ -98,7 +98,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     done = subprocess.run(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
     )
     assert done.returncode == 0 and "griffe" not in done.stdout, done.stdout
     api = (tmp_path / "site/api.html").read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ import tbnum
 from tbnum.explain import explain_run
 from tbnum.explain.facts import skips_of
 from tbnum.explain.level_findings import _habit
+from tbnum.explain.resume import OptimizerNow, _is_trained
 from tbnum.formats import INF, ZERO
 from tbnum.log import record_file
 from tbnum.log.folder import last_trailer
@@ -33,6 +34,7 @@ from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import STATISTICS, statistics_of
 from tbnum.observe.rescaling import Rescaling, rescaling
 from tensorboard_plugin_tbnum.decimate import wide_columns
+from tests import test_levels as levels
 from tests.corpus import Known
 from tests.corpus import Loop as TrainedLoop
 from tests.loops import OPTIMIZERS, Half, batches, train
@@ -391,6 +393,8 @@ def test_the_totals_are_found_before_a_torn_end_however_long(tmp_path: Path) -> 
     for torn in (100, 10_000, 1_000_000):
         log.path.write_bytes(whole + bytes(torn))
         assert last_trailer(log.path).steps == 1
+    log.path.write_bytes(whole + bytes(17 << 20))  # more than a record may have: nothing is known, and nothing raised
+    assert last_trailer(log.path).steps == 0
 
 
 def test_many_skips_that_were_made_in_backward_have_its_remedy() -> None:
@@ -402,3 +406,16 @@ def test_many_skips_that_were_made_in_backward_have_its_remedy() -> None:
     (rate,) = [finding for finding in findings(loop.run()) if finding.rule == "skip_rate"]
     (remedy,) = {event.remedy for event in found if event.cause == "backward_nonfinite"}
     assert (rate.severity, rate.remedy) == ("warning", remedy)
+
+
+@pytest.mark.parametrize(("now", "trained"), [(3.0, True), (1.0, False), (9.0, False)])
+def test_two_measured_norms_say_whether_parameters_were_trained(now: float, trained: bool) -> None:
+    past: Any = SimpleNamespace(steps={"param_norm": np.array([1.0, math.nan, 3.0])})
+    optimizer = OptimizerNow(None, has_state=False, updates=None, stateless=True, lr=(0.1,), param_norm=now)
+    assert _is_trained(past, optimizer) is trained
+
+
+def test_half_as_many_micro_batches_again_say_nothing_of_how_losses_add_up() -> None:
+    counts = np.where(np.arange(levels.COUNT) < 2500, 4.0, 6.0)
+    run = levels.columns(levels.COUNT, loss=levels.falling() * counts, micro_batches=counts)
+    assert "losses_added_up" not in levels.reported(run)
