@@ -392,6 +392,19 @@ def flipped(folder: Path) -> None:
             optimizer.step()
 
 
+def flipped_hsdp(folder: Path) -> None:
+    """A bit of one weight flips before step 7 on the last rank, which holds the same part as rank 1."""
+    model = fully_shard(Net(), mesh=mesh_of(2, dist.get_world_size() // 2))
+    optimizer = sgd(model)
+    with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=2):
+        for step, x in enumerate(batches(10, size=SIZE, width=WIDTH)):
+            if step == 7 and dist.get_rank() == dist.get_world_size() - 1:
+                model.second.weight._local_tensor.view(torch.int32)[0, 2] ^= 1 << 18
+            optimizer.zero_grad()
+            loss_of(model(share(x))).backward()
+            optimizer.step()
+
+
 def healthy(folder: Path) -> None:
     """Steps in which the replicas stay one model."""
     model = DistributedDataParallel(Net())
@@ -446,6 +459,7 @@ def counted(folder: Path) -> None:
 
 ALL = (
     flipped,
+    flipped_hsdp,
     healthy,
     pipeline,
     ddp,

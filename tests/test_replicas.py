@@ -32,6 +32,15 @@ def test_a_bit_that_flips_on_one_rank_is_named_by_rank_tensor_and_interval(two: 
     assert "second.weight" in finding.evidence
 
 
+def test_a_bit_that_flips_on_a_replica_of_a_shard_is_named(tmp_path: Path) -> None:
+    runs = launch(tmp_path, 4, "flipped_hsdp hsdp")
+    (finding,) = found(runs["flipped_hsdp"])
+    assert finding.severity == "error" and finding.steps == (8,)
+    assert "of rank 3 were the same bits as those of rank 1 at step 6" in finding.evidence
+    assert "second.weight" in finding.evidence
+    assert found(runs["hsdp"]) == []
+
+
 def test_replicas_that_stay_one_model_raise_nothing(two: dict[str, tbnum.Run]) -> None:
     run = two["healthy"]
     assert found(run) == []

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from tbnum.explain.finding import OF_THE_RUN, Finding
-from tbnum.explain.thresholds import OUTLYING_LOSS, RANK_LOST_SECONDS, REPLICAS_APART
+from tbnum.explain.replicas import replica_findings
+from tbnum.explain.thresholds import OUTLYING_LOSS, RANK_LOST_SECONDS
 from tbnum.explain.words import as_float, number_text, scale_text
 from tbnum.log.columns import StepColumn, columns_named
-from tbnum.log.ranks import ChecksumSeries, Ranks, ranks_text
+from tbnum.log.ranks import Ranks, ranks_text
 from tbnum.log.schema import Event
 
 __all__ = ["disagreement_words", "events_of_all_ranks", "guilty_words", "rank_findings"]
@@ -78,7 +79,7 @@ def rank_findings(ranks: Ranks | None) -> Iterator[Finding]:
             OF_THE_RUN,
         )
     yield from _uneven(ranks)
-    yield from _bits_apart(ranks) or _apart(ranks)
+    yield from replica_findings(ranks)
 
 
 def _not_recording(ranks: Ranks, missing: Sequence[int]) -> Iterator[Finding]:
@@ -331,104 +332,3 @@ def disagreement_words(data: Mapping[str, Any]) -> str:
             listed = ", ".join(f"{scale_text(value)} on {ranks_text(some)}" for value, some in by_value.items())
             parts.append(f"loss scale {listed}")
     return "; ".join(parts)
-
-
-# -- findings --------------------------------------------------------------------------------------------------------
-
-
-def _are_replicas(ranks: Ranks) -> bool:
-    if len(ranks.present) < 2 or not ranks.sessions:
-        return False
-    return all(plan.is_of_one_rank for plan in ranks.plans()[-1].values())
-
-
-def _bits_apart(ranks: Ranks) -> list[Finding]:
-    """Replicas are one model, by the bit: a rank whose parameters' checksums left those of the others, and where.
-
-    Of ranks that never had equal ones nothing is said here. Reads each rank's tables once, one after the other.
-    """
-    if not _are_replicas(ranks):
-        return []
-    reference: ChecksumSeries | None = None
-    apart: dict[int, tuple[int, int, tuple[str, ...]]] = {}  # by rank: the last step that is the same, the first not
-    same: list[int] = []
-    for rank, series in ranks.checksums():
-        if reference is None:
-            reference, lowest = series, rank
-            continue
-        left = _left(reference, series)
-        if left is None:
-            same.append(rank)
-        elif left[0] >= 0:
-            apart[rank] = left
-    if not apart:
-        return []
-    begun = min(left[1] for left in apart.values())
-    first = [rank for rank, left in apart.items() if left[1] == begun]
-    is_lowest = len(first) > 1 and not same and len(first) == len(ranks.present) - 1  # all others agree: it is that one
-    named, others = ([lowest], first) if is_lowest else (first, [lowest, *same])
-    same_until, _, tensors = apart[first[0]]
-    more = f" and {len(tensors) - 3:,} more" if len(tensors) > 3 else ""
-    return [
-        Finding(
-            "replicas_differ",
-            "error",
-            "Replicas are not the same bits any more",
-            f"The parameters of {ranks_text(named)} were the same bits as those of {ranks_text(others)} at step "
-            f"{same_until}, and are not at step {begun}: {', '.join(tensors[:3])}{more}.",
-            "Where ranks train one model, go on from a checkpoint of before that step, and have the memory of "
-            f"{ranks_text(named)} tested: a flipped bit looks like this. So does a rank that updates by itself: reduce "
-            "every gradient, and leave no_sync() before the last backward of a step. tensor_interval=1 finds the step.",
-            (begun,),
-        )
-    ]
-
-
-def _left(reference: ChecksumSeries, series: ChecksumSeries) -> tuple[int, int, tuple[str, ...]] | None:
-    """The last step at which two ranks' checksums are the same (-1: none), the first at which not, and of what."""
-    steps, at, others = np.intersect1d(reference[0], series[0], return_indices=True)
-    if reference[1] != series[1] or not len(steps):
-        return None
-    first, second = reference[2][at], series[2][others]
-    differ = (first != second) & (first != 0) & (second != 0)
-    rows = np.flatnonzero(differ.any(axis=1))
-    if not len(rows):
-        return None
-    row = int(rows[0])
-    names = tuple(reference[1][place] for place in np.flatnonzero(differ[row]).tolist())
-    return int(steps[row - 1]) if row else -1, int(steps[row]), names
-
-
-def _apart(ranks: Ranks) -> Iterator[Finding]:
-    """Of replicas without checksums: their parameters' norms show when they are not one model any more."""
-    if not _are_replicas(ranks):
-        return
-    for name in [column.full for column, _ in columns_named(ranks.steps, "param_norm")]:
-        lowest, highest = ranks.spread(name)
-        with np.errstate(invalid="ignore"):
-            rows = np.flatnonzero(highest - lowest > REPLICAS_APART * np.abs(highest))
-        if not len(rows):
-            continue
-        row = int(rows[0])
-        values = {rank: value for rank, value in ranks.at(name, row).items() if not math.isnan(value)}
-        low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
-        step = int(ranks.steps["step"][row])
-        evidence = f"{name} is {values[low]:.8g} on rank {low} and {values[high]:.8g} on rank {high}"
-        equal = (
-            "begin them equal and reduce every gradient: wrap the model in DistributedDataParallel, and leave "
-            "no_sync() before the last backward of a step."
-        )
-        if row > np.flatnonzero(~np.isnan(lowest))[0]:
-            title, evidence = "The ranks' parameters have come apart", f"From step {step} on: {evidence}."
-            remedy = f"Fine where ranks are meant to train by themselves. Else {equal}"
-        else:  # never seen equal: perhaps they were never meant to be
-            title = "Ranks whose parameters have the same names hold different ones"
-            evidence = (
-                f"Since step {step}, the first where it is known: {evidence}. Norms of the run are those of rank "
-                f"{ranks.present[0]} alone."
-            )
-            remedy = (
-                "Stages of a pipeline, or other parts of one model: give each its own name, as in "
-                'wrap(..., model={"stage1": module}), and their norms add up. Replicas: ' + equal
-            )
-        yield Finding("replicas_differ", "warning", title, evidence, remedy, (step,))
