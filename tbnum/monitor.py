@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tbnum.arguments import (
+    NEVER,
     check_loss_name,
     check_no_unknown,
     checked_folder,
@@ -35,6 +36,7 @@ from tbnum.observe.clipping import observe_clipping
 from tbnum.observe.grad_scaler import observe_scalers
 from tbnum.observe.gradients import Gradients, carries_scale, parameters_of
 from tbnum.observe.loader import BatchIds
+from tbnum.observe.meter import checksums_left
 from tbnum.observe.optimizer import observe_optimizer
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.replay import Origin, replay
@@ -197,6 +199,8 @@ class Monitor(OfThisProcess):
             options.keep_all_ids,
         )
         self._recorder.watch(self._watching.sentinels, self._watching.at_intervals)
+        takes_checksums = options.checksums and options.tensor_interval is not NEVER
+        self._checksum_interval = options.tensor_interval if takes_checksums else None
         self._scale = None if isinstance(scaler, torch.amp.GradScaler) else scaler  # of the loop's own
         scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
         self._batch_ids = BatchIds(options.loader, list(modules.values()))
@@ -414,11 +418,21 @@ class Monitor(OfThisProcess):
             release()
         self._watching.finish()
         self._observer.finish()
+        with contextlib.suppress(Exception):  # of parameters that have lost their storage, say
+            self._write_last_checksums()
         self._recorder.write_activations(wait=True)
         self._watching.stop()
         self._recorder.close()
         for callback in self._when_written:
             callback()
+
+    def _write_last_checksums(self) -> None:
+        """Of what the last step left, so that two runs can be compared up to their end. Waits for the device."""
+        last, interval = self.step - 1, self._checksum_interval
+        if interval is None or last < 0 or last % interval == 0:
+            return
+        for name, optimizer in self._observer.optimizers().items():
+            self._recorder.write_checksums(last, name, checksums_left(optimizer))
 
     def call_when_closed(self, release: Callable[[], None]) -> None:
         """`close()` calls `release` as well: for hooks that an integration adds. It may be called twice."""

@@ -28,6 +28,7 @@ from tbnum.caller import warn
 from tbnum.explain import LiveExplainer
 from tbnum.explain.live import NEXT
 from tbnum.explain.repeats import divergence, fingerprint
+from tbnum.formats import CHECKSUM
 from tbnum.kept_ids import KeptIds
 from tbnum.log.columns import columns_named
 from tbnum.log.dashboards import Dashboards, Listener, histogram_tag
@@ -255,6 +256,12 @@ class Recorder:
             table = _histogram_table(step, (everything,), source, counts[None], None)
             self._log.write_histogram(table)
             self._draw(table, wall_time, [histogram_tag(source, label)])
+
+    def write_checksums(self, step: int, name: str, checksums: Mapping[str, torch.Tensor]) -> None:
+        """At the end, what the last step left, (P,) int64 each. Nothing where this session took no step."""
+        if not self._is_first_row:
+            columns = {CHECKSUM + what: sums.cpu().numpy().view(np.uint64) for what, sums in checksums.items()}
+            self._log.write_tensors(TensorTable(step, self.names.names_of(name), columns, self._label(name)))
 
     def _draw(self, table: HistogramTable, wall_time: float, tags: list[str]) -> None:
         """In TensorBoard's own histogram dashboards; about 0.1 ms a tag, on the thread of the log."""

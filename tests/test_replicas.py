@@ -46,7 +46,10 @@ def test_replicas_that_stay_one_model_raise_nothing(two: dict[str, tbnum.Run]) -
     assert found(run) == []
     assert run.ranks is not None
     (rank_0, first), (rank_1, second) = run.ranks.checksums()
-    assert (rank_0, rank_1) == (0, 1) and first[0].tolist() == list(range(0, len(run.steps["step"]), 50))
+    assert (rank_0, rank_1) == (0, 1) and first[0].tolist() == [
+        *range(0, len(run.steps["step"]), 50),
+        len(run.steps["step"]) - 1,
+    ]
     np.testing.assert_array_equal(first[2], second[2])
 
 

@@ -116,11 +116,7 @@ class Meter:
             for source, tensors in (("parameter", after), ("update", changes)):
                 copies = [tensors[place] for place in attempt.layout.parameters.copies]
                 histograms[source] = histograms[source].without(copies)
-        kept: dict[str, list[Tensor | None]] = {"parameter": list(after)} if self._takes_checksums else {}
-        if self._takes_checksums:
-            kept |= moments_of(optimizer)
-        sums = {what: checksums_of(tensors) for what, tensors in kept.items()}
-        attempt.change = Change(norms, histograms, sums)
+        attempt.change = Change(norms, histograms, checksums_left(optimizer) if self._takes_checksums else {})
 
 
 def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = None) -> Measurement:
@@ -147,6 +143,13 @@ def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = Non
             suspects = [place for place, norm in zip(each.index, known, strict=True) if not math.isfinite(norm)]
             nonfinite.append(float(sum(not bool(torch.isfinite(stored(gradients[at])).all()) for at in suspects)))
     return Measurement(norms, totals, nonfinite, divisor, by_clip=by_torch is not None)
+
+
+def checksums_left(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """(P,) int64 of each: the parameters and the optimizer's moments as they are now."""
+    parameters: list[Tensor | None] = [parameter.detach() for parameter in local(parameters_of(optimizer))]
+    kept = {"parameter": parameters} | moments_of(optimizer)
+    return {what: checksums_of(tensors) for what, tensors in kept.items()}
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> dict[str, list[Tensor | None]]:
