@@ -29,7 +29,7 @@ from tbnum.export import JSON_VERSION, json_line, unknown
 from tbnum.log.reader import Run
 from tbnum.log.schema import BATCH_HASH, OPTIMIZER_COLUMNS, SHARED_COLUMNS, STEP_HASH, Event
 
-__all__ = ["TABLES", "add_run"]
+__all__ = ["TABLES", "add_run", "is_new"]
 
 TABLES = ("runs", "steps", "events", "findings", "tensors")
 _PART = "part-0.parquet"
@@ -40,8 +40,13 @@ _OF_TENSORS = ("grad_norm", "absmax", "param_norm", "update_norm", "nan", "inf",
 _ROWS_AT_ONCE = 1 << 18  # of tensors in memory
 
 
-def add_run(folder: str | os.PathLike[str], name: str, run: Run) -> bool:
-    """Writes what a run has into its part of the data set, in place of what was there. False: nothing is new.
+def is_new(folder: str | os.PathLike[str], name: str, run: Run) -> bool:
+    """Whether the data set does not have the run as it is now. A listing of its folder; nothing of it is read."""
+    return _state_of(_place(Path(folder), "runs", name, 0)) != _state(run)
+
+
+def add_run(folder: str | os.PathLike[str], name: str, run: Run) -> None:
+    """Writes what a run has into its part of the data set, in place of what was there.
 
     Its steps take about 100 bytes each. A part is written beside its place and then moved there, so who reads the data
     set meanwhile finds the old part or the new one.
@@ -51,8 +56,6 @@ def add_run(folder: str | os.PathLike[str], name: str, run: Run) -> bool:
         OSError: the folder cannot be written to.
     """
     folder, state = Path(folder), _state(run)
-    if _state_of(_place(folder, "runs", name, 0)) == state:
-        return False
     ranks = run.ranks
     lowest = min(ranks.present, default=0) if ranks is not None else 0
     parts: dict[str, dict[int, Any]] = {table: {} for table in TABLES}
@@ -72,7 +75,6 @@ def add_run(folder: str | os.PathLike[str], name: str, run: Run) -> bool:
         _replace(folder, table, name, parts[table])
     _replace_tensors(folder, name, lowest, run)
     _replace(folder, "runs", name, {0: _run(run, state)})
-    return True
 
 
 # -- tables

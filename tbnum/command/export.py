@@ -76,15 +76,20 @@ def _write_dataset(arguments: argparse.Namespace) -> int:
     if arguments.output != "-" or arguments.events or arguments.reference is not None:
         raise UnusableInput("--dataset writes every table of every run: leave out -o, --events and --reference")
     _need_pyarrow()
-    from tbnum.dataset import add_run
+    from tbnum.dataset import add_run, is_new
 
     runs, added = runs_of(arguments), 0
-    for name, run in one_by_one(runs):
+    count = len(runs)
+    for name, run in one_by_one(runs, check=False):
+        partition = _partition(arguments, name, run)
         try:
-            added += add_run(arguments.dataset, _partition(arguments, name, run), run)
+            if is_new(arguments.dataset, partition, run):
+                add_run(arguments.dataset, partition, usable(run))
+                added += 1
         except OSError as error:
             raise UnusableInput(f"cannot write {arguments.dataset!r}: {error.strerror or error}") from None
-    print_line(f"wrote {added} of {count_text(len(runs), 'run')} to {arguments.dataset}; the others had not changed")
+        del runs[name]  # of a thousand, one at a time is in memory
+    print_line(f"wrote {added} of {count_text(count, 'run')} to {arguments.dataset}; the others had not changed")
     return 0
 
 

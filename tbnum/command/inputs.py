@@ -129,16 +129,17 @@ def usable(run: Run) -> Run:
     return run
 
 
-def one_by_one(runs: Mapping[str, Run]) -> Iterator[tuple[str, Run]]:
-    """The runs in turn, with a progress bar on a terminal where there is more than one."""
+def one_by_one(runs: Mapping[str, Run], *, check: bool = True) -> Iterator[tuple[str, Run]]:
+    """The runs in turn, with a progress bar on a terminal where there is more than one; with `check` read, and usable."""
     errors = console(stderr=True)
     columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
     hidden = not errors.is_terminal or len(runs) == 1
     with Progress(*columns, console=errors, transient=True, disable=hidden) as progress:
         task = progress.add_task("", total=len(runs))
-        for name, run in runs.items():
+        for name in list(runs):
+            run = runs[name]
             progress.update(task, description=terminal_text(name))
-            yield name, usable(run)
+            yield name, usable(run) if check else run
             progress.advance(task)
 
 

@@ -121,6 +121,8 @@ def _bits_apart(ranks: Ranks) -> list[Finding]:
 
 def _left(reference: ChecksumSeries, series: ChecksumSeries) -> _Left | None:
     """The last step at which two ranks' checksums are the same (-1: none), the first at which not, and of what."""
+    if series is reference:
+        return None
     steps, at, others = np.intersect1d(reference[0], series[0], return_indices=True)
     if reference[1] != series[1] or not len(steps):
         return None

@@ -367,11 +367,13 @@ class Run:
     def _checksums_of_ranks(self) -> Iterator[tuple[int, TensorSeries]]:
         with self._lock:
             matches = self._others.matches(self._files)
-            by_rank = self._tables.by_rank([(file, matches[file.path]) for file in self._chosen()])
-        for rank, sessions in sorted(by_rank.items()):
-            tables = Tensors(sessions, {})
-            if "parameter" in tables.checksums:
-                yield rank, tables.read(CHECKSUM + "parameter")
+            own = [(file, matches[file.path]) for file in self._chosen()]
+        of_first: list[TensorSeries | None] = []
+        for rank, sessions in self._tables.of_ranks(own):
+            series = of_first[0] if sessions is None else _parameters_of(Tensors(sessions, {}))
+            of_first = of_first or [series]
+            if series is not None:
+                yield rank, series
 
     def _tables_of_ranks(self) -> list[dict[int, Session]]:
         matches = self._others.matches(self._files)
@@ -388,6 +390,11 @@ class Run:
             file.refresh()
             self._exact[key] = file.steps.totals(file.steps.before(cut))
         return self._exact[key]
+
+
+def _parameters_of(tables: Tensors) -> TensorSeries | None:
+    """Their checksums, where there are some."""
+    return tables.read(CHECKSUM + "parameter") if "parameter" in tables.checksums else None
 
 
 Find = Callable[[Run, Sequence[Event]], Sequence[Any]]

@@ -54,6 +54,7 @@ _GAP_BYTES = 1 << 14  # what is skipped is read along if it is shorter
 _SCAN_BYTES = 1 << 18  # stays in the cache
 
 _HEADER = struct.Struct("<QI")
+FRAME_HEAD_BYTES = _HEADER.size
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _OWN_TAGS = f"{PLUGIN_NAME}/"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tbnum.log.files import Place
 from tbnum.log.schema import RECORD_SUFFIX, TENSORS_SUFFIX
 from tbnum.log.session_file import SessionFile
 from tbnum.log.superseded import cuts
-from tbnum.log.tensors_file import Session, TensorsFile
+from tbnum.log.tensors_file import SameBytes, Session, TensorsFile
 
 __all__ = ["RunTables"]
 
@@ -40,17 +40,40 @@ class RunTables:
             found.append({rank: Session(self._file_of(file), cut, file.part_cuts()) for rank, file in by_rank.items()})
         return found
 
-    def by_rank(self, sessions: Sequence[tuple[SessionFile, Mapping[int, SessionFile]]]) -> dict[int, list[Session]]:
-        """As `sessions_of_ranks`, by rank: its sessions, oldest first."""
-        found: dict[int, list[Session]] = {}
-        for of_ranks in self.sessions_of_ranks(sessions):
-            for rank, session in of_ranks.items():
-                found.setdefault(rank, []).append(session)
-        return found
+    def of_ranks(
+        self, sessions: Sequence[tuple[SessionFile, Mapping[int, SessionFile]]]
+    ) -> Iterator[tuple[int, list[Session] | None]]:
+        """As `sessions_of_ranks`, rank after rank: its sessions, oldest first.
+
+        None where the tables are, byte by byte, those of the first rank. No file but the first rank's stays open here.
+        """
+        starts = cuts([file.start for file, _ in sessions])
+        first: list[SameBytes] = []
+        for rank in sorted({rank for _, by_rank in sessions for rank in by_rank}):
+            files = [(by_rank.get(rank), cut) for (_, by_rank), cut in zip(sessions, starts, strict=True)]
+            if first and all(
+                file is not None and same.are_in(_tables_of(file)) for same, (file, _) in zip(first, files, strict=True)
+            ):
+                yield rank, None
+                continue
+            known = [(file, self._opened(file, keep=not first), cut) for file, cut in files if file is not None]
+            if not first and len(known) == len(sessions):
+                first = [SameBytes(opened) for _, opened, _ in known]
+            yield rank, [Session(opened, cut, file.part_cuts()) for file, opened, cut in known]
+
+    def _opened(self, session: SessionFile, *, keep: bool) -> TensorsFile:
+        if keep or session.path in self._files:
+            return self._file_of(session)
+        file = TensorsFile(_tables_of(session))
+        file.refresh()
+        return file
 
     def _file_of(self, session: SessionFile) -> TensorsFile:
         if session.path not in self._files:
-            name = session.path.name.removesuffix(RECORD_SUFFIX) + TENSORS_SUFFIX
-            self._files[session.path] = TensorsFile(session.path.with_name(name))
+            self._files[session.path] = TensorsFile(_tables_of(session))
             self._files[session.path].refresh()
         return self._files[session.path]
+
+
+def _tables_of(session: SessionFile) -> Place:
+    return session.path.with_name(session.path.name.removesuffix(RECORD_SUFFIX) + TENSORS_SUFFIX)

@@ -278,6 +278,8 @@ class SessionFile(FollowedFile):
         if schema_id != self._pending_layout or self._pending_bytes > _ROWS_AT_ONCE_BYTES:
             self._settle()
             self._pending_layout = schema_id
+        if self._released:  # the last row alone is kept
+            payload = payload[-self._dtypes[schema_id].itemsize :]
         self._pending.append(payload)
         self._pending_bytes += len(payload)
 
