@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from tbnum.log.schema import Event
 from tbnum.markup import escaped
 from tbnum.report import Report
 
-__all__ = ["charts"]
+__all__ = ["chart", "charts"]
 
 WIDTH, LEFT, RIGHT = 960, 64, 12  # of a chart, in its own units
 BUCKETS = 720
@@ -62,6 +62,19 @@ def charts(report: Report) -> str:
             _chart(record, [(name, f"norm n{at}") for at, name in enumerate(norms)], "gradient norm", 110, True)
         )
     return "".join(chart for chart in drawn if chart)
+
+
+class _OneColumn(NamedTuple):
+    """A record of one column."""
+
+    steps: Mapping[str, np.ndarray]
+    raw_events: Sequence[Event] = ()
+    meta: Mapping[str, Any] = {}
+
+
+def chart(step: np.ndarray, values: np.ndarray, title: str, height: int, *, log: bool = False) -> str:
+    """One curve over its steps (S,), as SVG."""
+    return _chart(_OneColumn({"step": step, title: values}), [(title, "loss")], title, height, log=log)
 
 
 def _loss(record: Record, events: Sequence[Event]) -> str:

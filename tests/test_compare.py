@@ -14,7 +14,8 @@ import pytest
 import tbnum
 from tbnum.cli import main
 from tbnum.compare.noise import judged, two_sided
-from tbnum.compare.words import next_step, sentence
+from tbnum.compare.words import lines, next_step, sentence
+from tbnum.log.batches import batch_hash
 from tbnum.log.schema import step_columns
 from tbnum.log.tensors import TensorTable
 from tbnum.log.writer import LogWriter
@@ -155,6 +156,40 @@ def test_events_and_settings_of_one_alone_are_reported(tmp_path: Path) -> None:
     assert [tuple(event) for event in found.events if event.kind == "skip"] == [("skip", (5,), (6,))]
 
 
+def with_samples(folder: Path, order: list[list[int]]) -> Run:
+    """A run of SGD over one weight, of which each step's samples are recorded; the loss is their mean."""
+    log = LogWriter(folder, columns=step_columns({"optimizer": 1}, batches=True), meta=META)
+    for step, ids in enumerate(order):
+        values = {"loss": float(np.mean(ids)), "batch_hash": batch_hash(np.array(ids))}
+        log.append_step(row(log.columns, step, **values))
+        log.write_batches([(step, np.array(ids, np.int64))])
+    log.close()
+    return run_at(folder)
+
+
+def test_the_order_of_the_data_is_compared_where_it_is_recorded(tmp_path: Path) -> None:
+    order = [[4, 1], [2, 3], [0, 5]]
+    a = with_samples(tmp_path / "a", order)
+    assert tbnum.diff(a, with_samples(tmp_path / "same", order)).data_apart_at is None
+    found = tbnum.diff(a, with_samples(tmp_path / "swapped", [[4, 1], [3, 2], [0, 5]]))
+    assert found.data_apart_at == 1 and found.same, "the samples are a setting, and no number of the training"
+    said = dict(lines(found))["settings"]
+    assert said == "data: other samples, or in another order, from step 1 on"
+    record(tmp_path / "unknown", range(3))
+    assert tbnum.diff(a, run_at(tmp_path / "unknown")).data_apart_at is None
+
+
+def test_steps_are_paired_by_the_samples_before_them(tmp_path: Path) -> None:
+    a = with_samples(tmp_path / "a", [[2, 4], [6, 8], [1, 3]])
+    b = with_samples(tmp_path / "b", [[3], [3], [7, 7], [2], [2]])
+    found = tbnum.diff(a, b, by="samples", columns=["loss"])
+    assert found.steps == 3 and found.same
+    assert not tbnum.diff(a, b, columns=["loss"]).same
+    record(tmp_path / "c", range(3))
+    with pytest.raises(ValueError, match=r"samples of step 0.*data_ids"):
+        tbnum.diff(a, run_at(tmp_path / "c"), by="samples")
+
+
 # -- bits
 
 
@@ -287,6 +322,20 @@ def test_the_command_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [each["passes"] for each in reported["columns"] if each["column"] == "loss"] == [
         {"1e-06": 6, "0.001": 6, "0.1": 6}
     ]
+
+
+def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "a", range(10), config={"note": "<script>"})
+    record(tmp_path / "b", range(10), {step: {"loss": step + 1e-6} for step in range(4, 10)})
+    page = tmp_path / "page.html"
+    code, out, _ = command(capsys, tmp_path / "a", tmp_path / "b", "--html", page)
+    text = page.read_text(encoding="utf-8")
+    assert (code, out) == (1, "") and "Apart from step 4 on" in text and "relative distance of the loss" in text
+    assert "&lt;script&gt;" in text and "<script>" not in text and "<svg" in text
+    assert command(capsys, tmp_path / "a", tmp_path / "a", "--html", page)[0] == 0
+    assert "The same in everything" in page.read_text(encoding="utf-8")
+    code, _, err = command(capsys, tmp_path / "a", tmp_path / "b", "--html", tmp_path / "none" / "page.html")
+    assert code == 2 and "cannot write" in err
 
 
 def test_the_command_tells_noise_from_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

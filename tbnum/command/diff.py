@@ -8,9 +8,10 @@ import sys
 
 from tbnum.command.check import FOUND
 from tbnum.command.inputs import UnusableInput, runs_in
-from tbnum.command.output import print_line, print_wrapped
+from tbnum.command.output import opened, print_line, print_wrapped
 from tbnum.compare import Difference, diff
-from tbnum.compare.difference import BY
+from tbnum.compare.difference import BY, compared
+from tbnum.compare.page import page
 from tbnum.compare.words import lines, next_step, sentence
 from tbnum.export import JSON_VERSION, write_json
 from tbnum.log.reader import Run
@@ -27,7 +28,9 @@ def configure(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--noise", metavar="DIR", nargs="+", default=[], help="runs of one setting and different seeds, for the noise"
     )
-    command.add_argument("--json", action="store_true", help="write JSON")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="write JSON")
+    form.add_argument("--html", metavar="FILE", help="write one HTML file with charts that needs nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,9 +55,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         said = {"sentence": sentence(found), "next": next_step(found)}
         write_json(sys.stdout, {"version": JSON_VERSION, **found.as_json(), **said})
+    elif arguments.html is not None:
+        _write_page(page(found, *compared(a, b)), arguments.html)
     else:
         _print(found)
     return 0 if found.same else FOUND
+
+
+def _write_page(text: str, name: str) -> None:
+    try:
+        with opened(name, binary=False) as stream:
+            stream.write(text)
+    except OSError as error:
+        raise UnusableInput(f"cannot write {name!r}: {error.strerror or error}") from None
 
 
 def _group(folder: str, arguments: argparse.Namespace) -> list[Run]:

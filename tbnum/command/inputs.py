@@ -130,7 +130,7 @@ def usable(run: Run) -> Run:
 
 
 def one_by_one(runs: Mapping[str, Run], *, check: bool = True) -> Iterator[tuple[str, Run]]:
-    """The runs in turn, with a progress bar on a terminal where there is more than one; with `check` read, and usable."""
+    """The runs in turn, with a progress bar on a terminal where there is more than one; with `check` usable ones."""
     errors = console(stderr=True)
     columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
     hidden = not errors.is_terminal or len(runs) == 1

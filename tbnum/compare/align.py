@@ -12,7 +12,7 @@ from tbnum.log.schema import measured
 
 __all__ = ["Aligned", "aligned", "shared", "shared_names", "values_of"]
 
-_NO_NUMBERS = ("step", "wall_time", "step_hash")
+_NO_NUMBERS = ("step", "wall_time", "step_hash", "batch_hash")
 
 
 class Aligned(NamedTuple):
@@ -30,9 +30,13 @@ def aligned(
     by: str = "step",
     columns: tuple[str, ...] | None = None,
     until: int | None = None,
+    samples: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Aligned:
-    """Rows with the same step, or, `by` "updates", after the same number of updates; up to the step `until`."""
-    keys = [_keys(steps, by) for steps in (a, b)]
+    """Rows with the same step, or, `by` "updates", after the same number of updates; up to the step `until`.
+
+    `by` "samples" goes by `samples`, how many each of the two has seen after each step, (S,).
+    """
+    keys = [_keys(steps, by) for steps in (a, b)] if samples is None else list(samples)
     common, first, second = shared(*keys)
     first, second = first[common >= 0], second[common >= 0]
     step = a.get("step", np.empty(0, np.int64))[first]

@@ -17,11 +17,11 @@ from tbnum.compare.noise import Verdict, judged
 from tbnum.compare.settings import Setting, settings_apart
 from tbnum.log.schema import Event
 from tbnum.markup import card, escaped, shown
-from tbnum.measure.step_hash import compared
+from tbnum.measure.step_hash import compared as compared_hashes
 
-__all__ = ["Compared", "Difference", "EventsApart", "diff"]
+__all__ = ["BY", "Compared", "Difference", "EventsApart", "compared", "diff"]
 
-BY = ("step", "updates")
+BY = ("step", "updates", "samples")
 _JUDGED = ("loss",)  # whose means are held against the noise
 OF_TENSORS = " of tensors"
 """Behind the name of a statistic in `seen_in`: it is one of single tensors."""
@@ -61,6 +61,8 @@ class Difference:
     b: str
     steps: int  # pairs of steps that were compared
     settings: tuple[Setting, ...]
+    data_apart_at: int | None
+    """The first step that was made of other samples, or of the same in another order; None: none that is known."""
     first_step: int | None
     """The first step at which anything recorded differs by more than the tolerance; None: nothing does."""
     seen_in: tuple[str, ...]
@@ -120,12 +122,14 @@ def diff(
     `a` and `b` are runs, or lists of runs that differ by their seed alone: then the first pair of equal seeds is
     compared step by step, and all of them give the noise. So do the runs `noise`, of one setting. With `columns` these
     alone are compared; without a tolerance hashes and checksums too. `until` is the last step that is compared.
-    `by` "updates" compares steps after the same number of updates.
+    `by` "updates" compares steps after the same number of updates, "samples" after the same number of samples, where
+    the ids of every step are recorded (`wrap(..., data=loader, data_ids="all")`).
 
     Some 0.2 s for a million steps, and 30 us for each table of tensors that both have.
 
     Raises:
-        ValueError: no step in common, a column that one lacks, a negative tolerance, an unknown `by`.
+        ValueError: no step in common, a column that one lacks, a negative tolerance, an unknown `by`, or "samples" of a
+            run without their ids.
     """
     if not rtol >= 0 or not atol >= 0:
         raise ValueError(f"rtol is {rtol} and atol {atol}; neither can be negative.")
@@ -151,6 +155,7 @@ def diff(
         b=other.name,
         steps=len(rows.step),
         settings=tuple(settings_apart(one.meta, other.meta)),
+        data_apart_at=_data_apart(one, other, rows),
         first_step=first_step,
         seen_in=tuple(name for name, step in seen.items() if step == first_step),
         same_bits_until=bits.same_until,
@@ -163,6 +168,12 @@ def diff(
         events=_events_apart(one, other, rows),
         not_compared=_not_compared(one, other, rows, columns, until),
     )
+
+
+def compared(a: Compared | Sequence[Compared], b: Compared | Sequence[Compared]) -> tuple[Compared, Compared]:
+    """Which two runs of `a` and `b` `diff` compares step by step."""
+    one, other, _ = _pair(_as_group(a), _as_group(b))
+    return one, other
 
 
 def _as_group(runs: Compared | Sequence[Compared]) -> list[Compared]:
@@ -187,11 +198,38 @@ def _rows(a: Compared, b: Compared, columns: Sequence[str] | None, until: int | 
         lacking = [name for name in columns or () if name not in run.steps]
         if lacking:
             raise ValueError(f"run {run.name!r} has no column {lacking[0]!r}; it has {', '.join(run.steps)}.")
-    rows = aligned(a.steps, b.steps, by=by, columns=None if columns is None else tuple(columns), until=until)
+    samples = (_samples_seen(a), _samples_seen(b)) if by == "samples" else None
+    names = None if columns is None else tuple(columns)
+    rows = aligned(a.steps, b.steps, by=by, columns=names, until=until, samples=samples)
     if not len(rows.step):
         spans = " and ".join(f"{run.name!r} {_span(run)}" for run in (a, b))
         raise ValueError(f"the runs have no step in common{'' if until is None else f' up to {until}'}: {spans}.")
     return rows
+
+
+def _samples_seen(run: Compared) -> np.ndarray:
+    """(S,) how many samples the run has used after each step. Some 0.2 ms a step."""
+    batch_of = getattr(run, "batch", None)
+    steps = run.steps.get("step", np.empty(0, np.int64))
+    counts = np.zeros(len(steps), np.int64)
+    for row, step in enumerate(steps.tolist()):
+        ids = None if batch_of is None else batch_of(step)
+        if ids is None:
+            raise ValueError(
+                f"run {run.name!r} does not have the samples of step {step}, so steps cannot be compared by samples; "
+                'record with wrap(..., data=loader, data_ids="all"), or compare by="updates".'
+            )
+        counts[row] = len(ids)
+    return np.cumsum(counts)
+
+
+def _data_apart(a: Compared, b: Compared, rows: Aligned) -> int | None:
+    """From the hash of each step's ids, where both know it."""
+    if "batch_hash" not in a.steps or "batch_hash" not in b.steps:
+        return None
+    first, second = (run.steps["batch_hash"][at] for run, at in zip((a, b), rows.rows, strict=True))
+    differ = np.flatnonzero((first != second) & (first != 0) & (second != 0))
+    return int(rows.step[differ[0]]) if len(differ) else None
 
 
 def _span(run: Compared) -> str:
@@ -225,7 +263,7 @@ def _seen_in_bits(a: Compared, b: Compared, rows: Aligned, bits: Bits) -> dict[s
     seen: dict[str, int] = {}
     if "step_hash" in a.steps and "step_hash" in b.steps:
         first, second = (run.steps["step_hash"][at] for run, at in zip((a, b), rows.rows, strict=True))
-        differ = np.flatnonzero(compared(first, second)[1])
+        differ = np.flatnonzero(compared_hashes(first, second)[1])
         if len(differ):
             seen["step_hash"] = int(rows.step[differ[0]])
     if bits.apart_at is not None:

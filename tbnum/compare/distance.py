@@ -10,7 +10,7 @@ import numpy as np
 
 from tbnum.compare.align import Aligned, values_of
 
-__all__ = ["THRESHOLDS", "Distance", "differing", "distance", "last_tenth"]
+__all__ = ["THRESHOLDS", "Distance", "differing", "distance", "last_tenth", "relative_distance"]
 
 THRESHOLDS = (1e-6, 1e-3, 1e-1)
 
@@ -61,6 +61,15 @@ def distance(
         _mean(first[tenth]),
         _mean(second[tenth]),
     )
+
+
+def relative_distance(
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], rows: Aligned, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The steps (N,) at which both know a column, and |a - b| / max(|a|, |b|) there, (N,)."""
+    (first, known), (second, also) = (values_of(steps, name, at) for steps, at in zip((a, b), rows.rows, strict=True))
+    both = known & also
+    return rows.step[both], _relative(first[both], second[both])
 
 
 def last_tenth(count: int) -> slice:

@@ -22,9 +22,10 @@ _MOST = 12
 def lines(difference: Difference) -> Iterator[tuple[str, str]]:
     """Pairs of a heading, "" where the last one goes on, and a text."""
     yield "compared", f"{count_text(difference.steps, 'step')} of {difference.a} and {difference.b}"
-    yield from _under(
-        "settings", [f"{each.name}: {each.a!r} and {each.b!r}" for each in difference.settings] or ["the same"]
-    )
+    apart = [f"{each.name}: {each.a!r} and {each.b!r}" for each in difference.settings]
+    if difference.data_apart_at is not None:
+        apart.append(f"data: other samples, or in another order, from step {difference.data_apart_at} on")
+    yield from _under("settings", apart or ["the same"])
     yield from _under("bits", list(_bits(difference)))
     yield from _under("distance", [_distance_text(each) for each in difference.columns if each.first_step is not None])
     yield from _under("noise", [_verdict_text(verdict) for verdict in difference.verdicts if verdict.difference])
