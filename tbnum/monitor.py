@@ -419,20 +419,12 @@ class Monitor(OfThisProcess):
         self._watching.finish()
         self._observer.finish()
         with contextlib.suppress(Exception):  # of parameters that have lost their storage, say
-            self._write_last_checksums()
+            _write_last_checksums(self._observer, self._recorder, self._checksum_interval)
         self._recorder.write_activations(wait=True)
         self._watching.stop()
         self._recorder.close()
         for callback in self._when_written:
             callback()
-
-    def _write_last_checksums(self) -> None:
-        """Of what the last step left, so that two runs can be compared up to their end. Waits for the device."""
-        last, interval = self.step - 1, self._checksum_interval
-        if interval is None or last < 0 or last % interval == 0:
-            return
-        for name, optimizer in self._observer.optimizers().items():
-            self._recorder.write_checksums(last, name, checksums_left(optimizer))
 
     def call_when_closed(self, release: Callable[[], None]) -> None:
         """`close()` calls `release` as well: for hooks that an integration adds. It may be called twice."""
@@ -496,6 +488,15 @@ def _hooked(
             release()
         raise
     return releases
+
+
+def _write_last_checksums(observer: StepObserver, recorder: Recorder, interval: int | None) -> None:
+    """Of what the last step left, so that two runs can be compared up to their end. Waits for the device."""
+    last = observer.next_step - 1
+    if interval is None or last < 0 or last % interval == 0:
+        return
+    for name, optimizer in observer.optimizers().items():
+        recorder.write_checksums(last, name, checksums_left(optimizer))
 
 
 @contextlib.contextmanager

@@ -17,16 +17,16 @@ import numpy as np
 
 from tbnum.formats import CHECKSUM
 from tbnum.log.concurrent import concurrent_writers
-from tbnum.log.files import Place, RemotePath, open_raw, place, size_of
+from tbnum.log.files import RemotePath, place
 from tbnum.log.folder import Totals, last_trailer, list_files, order, pick, session_metas, sum_totals, writing_now
 from tbnum.log.joined import JoinedSteps
 from tbnum.log.named import Columns
 from tbnum.log.rank_gaps import RankGaps
 from tbnum.log.ranks import SHARD, ChecksumSeries, Ranks
 from tbnum.log.run_ranks import RANKS_BYTES, OtherRanks, Taken
-from tbnum.log.run_tables import RunTables
-from tbnum.log.schema import Event, Trailer
-from tbnum.log.session_file import SessionFile
+from tbnum.log.run_tables import RunTables, parameters_of_ranks
+from tbnum.log.schema import Event
+from tbnum.log.session_file import ExactTotals, SessionFile, batch_of, dropped_of, events_of
 from tbnum.log.superseded import cuts
 from tbnum.log.tensors_file import Session
 from tbnum.log.tensors_ranks import RankHistograms, RankTensors
@@ -77,7 +77,7 @@ class Run:
         self._gaps = RankGaps(self.folder)
         self._tables = RunTables()
         self._events: list[Event] = []
-        self._exact: dict[tuple[Place, int, int | None], Trailer] = {}
+        self._exact = ExactTotals()
         self._forget()
 
     def _forget(self) -> None:
@@ -195,17 +195,10 @@ class Run:
         None where they are not known: nobody followed or logged them, or they were not kept. Reads one record, 0.2 ms.
         """
         with self._loading():
-            files = self._chosen()
             rows = self._joined.steps.views().get("step", np.empty(0, np.int64))
             row = int(np.searchsorted(rows, step))
-            if row == len(rows) or rows[row] != step:
-                return None
-            for file, cut in zip(reversed(files), reversed(cuts([file.start for file in files])), strict=True):
-                if cut is None or step < cut:
-                    ids = file.batch(step)
-                    if ids is not None or (file.start is not None and file.start <= step):
-                        return ids
-            return None
+            is_there = row < len(rows) and rows[row] == step
+            return batch_of(self._chosen(), step) if is_there else None
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -217,19 +210,13 @@ class Run:
         - "ranks": file names of the other ranks, by rank; `steps` are the lowest rank's, with what `ranks` combined.
         """
         with self._loading():
-            sessions = [file.described() for file in self._files]
             chosen = self._chosen()
-            dropped: dict[str, int] = {}
-            for file in chosen:
-                for reason, count in file.dropped.items():
-                    dropped[reason] = dropped.get(reason, 0) + count
-            newest = chosen[-1].described() if chosen else {}
             if self._concurrent is None:
                 self._concurrent = concurrent_writers([file.trajectory() for file in chosen])
             return {
-                **newest,
-                "sessions": sessions,
-                "dropped": dropped,
+                **(chosen[-1].described() if chosen else {}),
+                "sessions": [file.described() for file in self._files],
+                "dropped": dropped_of(chosen),
                 "concurrent_writers": self._concurrent,
                 "ranks": dict(self._others.names),
             }
@@ -262,7 +249,7 @@ class Run:
                 path: last_trailer(path) for path in pick(list_files(self.folder, self._only).lowest, self._session)
             }
             in_order = sorted(ends, key=lambda path: order(path, ends[path].start))
-            return sum_totals({path: ends[path] for path in in_order}, self._exact_totals)
+            return sum_totals({path: ends[path] for path in in_order}, self._exact.of)
 
     def refresh(self) -> bool:
         """Reads what was appended since the last time, and new files. True where anything changed.
@@ -335,13 +322,7 @@ class Run:
             parts.append((tail, tail.count))
             self._taken[-1] = self._taken[-1]._replace(rows=self._taken[-1].rows + tail.count)
         self._joined.take(parts)
-        events = [
-            event
-            for file, cut in zip(files, starts, strict=True)
-            for event in file.events
-            if cut is None or event.step < cut
-        ]
-        self._events = sorted(events, key=lambda event: event.step)  # stable: within a step as they were written
+        self._events = events_of(files, starts)
 
     def _own_columns(self) -> dict[str, np.ndarray]:
         """As the lowest rank has them."""
@@ -368,33 +349,11 @@ class Run:
         with self._lock:
             matches = self._others.matches(self._files)
             own = [(file, matches[file.path]) for file in self._chosen()]
-        of_first: list[TensorSeries | None] = []
-        for rank, sessions in self._tables.of_ranks(own):
-            series = of_first[0] if sessions is None else _parameters_of(Tensors(sessions, {}))
-            of_first = of_first or [series]
-            if series is not None:
-                yield rank, series
+        return parameters_of_ranks(self._tables, own)
 
     def _tables_of_ranks(self) -> list[dict[int, Session]]:
         matches = self._others.matches(self._files)
         return self._tables.sessions_of_ranks([(file, matches[file.path]) for file in self._chosen()])
-
-    def _exact_totals(self, path: Place, cut: int | None) -> Trailer:
-        try:
-            with open_raw(path) as opened:
-                key = (path, size_of(opened), cut)
-        except OSError:
-            return Trailer()
-        if key not in self._exact:
-            file = SessionFile(path)
-            file.refresh()
-            self._exact[key] = file.steps.totals(file.steps.before(cut))
-        return self._exact[key]
-
-
-def _parameters_of(tables: Tensors) -> TensorSeries | None:
-    """Their checksums, where there are some."""
-    return tables.read(CHECKSUM + "parameter") if "parameter" in tables.checksums else None
 
 
 Find = Callable[[Run, Sequence[Event]], Sequence[Any]]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from tbnum.formats import CHECKSUM
 from tbnum.log.files import Place
 from tbnum.log.schema import RECORD_SUFFIX, TENSORS_SUFFIX
 from tbnum.log.session_file import SessionFile
 from tbnum.log.superseded import cuts
 from tbnum.log.tensors_file import SameBytes, Session, TensorsFile
+from tbnum.log.tensors_reader import Tensors, TensorSeries
 
-__all__ = ["RunTables"]
+__all__ = ["RunTables", "parameters_of_ranks"]
 
 
 class RunTables:
@@ -77,3 +79,19 @@ class RunTables:
 
 def _tables_of(session: SessionFile) -> Place:
     return session.path.with_name(session.path.name.removesuffix(RECORD_SUFFIX) + TENSORS_SUFFIX)
+
+
+def parameters_of_ranks(
+    tables: RunTables, sessions: Sequence[tuple[SessionFile, Mapping[int, SessionFile]]]
+) -> Iterator[tuple[int, TensorSeries]]:
+    """Of each rank that has some, the checksums of its parameters; the same object where they are the first rank's."""
+    of_first: list[TensorSeries | None] = []
+    for rank, of_rank in tables.of_ranks(sessions):
+        series = of_first[0] if of_rank is None else _parameters_in(Tensors(of_rank, {}))
+        of_first = of_first or [series]
+        if series is not None:
+            yield rank, series
+
+
+def _parameters_in(tables: Tensors) -> TensorSeries | None:
+    return tables.read(CHECKSUM + "parameter") if "parameter" in tables.checksums else None

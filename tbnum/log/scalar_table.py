@@ -15,6 +15,7 @@ from tbnum.log.event_file import EventFile
 from tbnum.log.inferred import infer
 from tbnum.log.numbering import Numbering
 from tbnum.log.schema import LOGGED, Event
+from tbnum.log.superseded import cuts
 from tbnum.log.tags import System, recognise
 
 __all__ = ["Table", "read_table"]
@@ -78,15 +79,16 @@ def _joined(files: Sequence[EventFile], tag: str) -> _Series:
 
     A file supersedes an older one from its own first point of the tag on, and from where it says that it restarts.
     """
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    end = math.inf
-    for file in reversed(files):
-        points = file.points.get(tag)
-        if points is not None:
-            parts.append(points.before(end))
-            end = min(end, points.start if points.start is not None else math.inf)
-        end = min(end, file.restart if file.restart is not None else math.inf)
-    parts.reverse()
+    points = [file.points.get(tag) for file in files]
+    begins = [
+        (None if of_tag is None else of_tag.start, file.restart) for of_tag, file in zip(points, files, strict=True)
+    ]
+    starts = [min((start for start in both if start is not None), default=None) for both in begins]
+    parts = [
+        of_tag.before(math.inf if cut is None else cut)
+        for of_tag, cut in zip(points, cuts(starts), strict=True)
+        if of_tag is not None
+    ]
     empty = (np.empty(0, np.int64), np.empty(0), np.empty(0))
     return _Series(*(np.concatenate(arrays) for arrays in zip(*(parts or [empty]), strict=True)))
 

@@ -13,7 +13,7 @@ import numpy as np
 from tbnum.log.batches import decode_batches, steps_of_batches
 from tbnum.log.concurrent import Trajectory
 from tbnum.log.event_rows import as_rows, rows_of
-from tbnum.log.files import Place, open_raw
+from tbnum.log.files import Place, open_raw, size_of
 from tbnum.log.folder import last_trailer
 from tbnum.log.followed import FollowedFile
 from tbnum.log.growing import GrowingColumns
@@ -29,12 +29,13 @@ from tbnum.log.schema import (
     UNBOUND_KINDS,
     Event,
     RowLayout,
+    Trailer,
     check_session,
     trailer_schema_id,
 )
 from tbnum.log.superseded import cuts
 
-__all__ = ["SessionFile"]
+__all__ = ["ExactTotals", "SessionFile", "batch_of", "dropped_of", "events_of"]
 
 _ROWS_AT_ONCE_BYTES = 1 << 18
 
@@ -307,3 +308,52 @@ class SessionFile(FollowedFile):
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if self.kept is None or name.rpartition("/")[2] in self.kept]
+
+
+def batch_of(files: Sequence[SessionFile], step: int) -> np.ndarray | None:
+    """The ids (N,) of the samples of a step, of the session whose step it is; None where it does not have them."""
+    for file, cut in zip(reversed(files), reversed(cuts([file.start for file in files])), strict=True):
+        if cut is None or step < cut:
+            ids = file.batch(step)
+            if ids is not None or (file.start is not None and file.start <= step):
+                return ids
+    return None
+
+
+def events_of(files: Sequence[SessionFile], starts: Sequence[int | None]) -> list[Event]:
+    """Those that no later session supersedes, in order of step. `starts`: from where each is superseded."""
+    events = [
+        event
+        for file, cut in zip(files, starts, strict=True)
+        for event in file.events
+        if cut is None or event.step < cut
+    ]
+    return sorted(events, key=lambda event: event.step)  # stable: within a step as they were written
+
+
+def dropped_of(files: Sequence[SessionFile]) -> dict[str, int]:
+    """How many records could not be written, by reason, all sessions together."""
+    dropped: dict[str, int] = {}
+    for file in files:
+        for reason, count in file.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+    return dropped
+
+
+class ExactTotals:
+    """Totals of a file's steps before a cut, of which its end counts more. Read once, until the file grows."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Place, int, int | None], Trailer] = {}
+
+    def of(self, path: Place, cut: int | None) -> Trailer:
+        try:
+            with open_raw(path) as opened:
+                key = (path, size_of(opened), cut)
+        except OSError:
+            return Trailer()
+        if key not in self._known:
+            file = SessionFile(path)
+            file.refresh()
+            self._known[key] = file.steps.totals(file.steps.before(cut))
+        return self._known[key]
