@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tbnum.log.columns import StepColumn
+from tbnum.log.over_ranks import NORMS, PARAMETER_NORMS
 from tbnum.log.schema import SHARD_COLUMNS, Event
 
 __all__ = [
@@ -34,7 +35,6 @@ __all__ = [
 ]
 
 SHARD = "_shard"
-NORMS = frozenset({"grad_norm", "grad_norm_clipped", "param_norm", "update_norm"})
 
 WATCHED = frozenset(
     {"step", "wall_time", "loss", "micro_batches", "loss_scale", "skipped", "nonfinite_tensors", "param_norm"}
@@ -481,7 +481,7 @@ def _combined(plan: Plan, get: Callable[[int, str], np.ndarray], count: int) -> 
     found["nonfinite_tensors"] = np.where(
         np.isnan(found["grad_norm"]) & ~(found["nonfinite_tensors"] > 0), np.nan, found["nonfinite_tensors"]
     )
-    for name in ("param_norm", "update_norm"):
+    for name in PARAMETER_NORMS:
         found[name] = _joined([one.norms[name].whole() for one in parameters]) if parameters else unknown
     return found
 
@@ -562,7 +562,7 @@ class _Parameters:
 
     def __init__(self, ranks: Sequence[int], count: int) -> None:
         self.ranks = ranks
-        self.norms = {name: _Joined(count) for name in ("param_norm", "update_norm")}
+        self.norms = {name: _Joined(count) for name in PARAMETER_NORMS}
 
     def add(self, rank: int, get: Callable[[int, str], np.ndarray], shares: str) -> None:
         for name, norm in self.norms.items():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tbnum.formats import BINS
+from tbnum.log.over_ranks import PARAMETERS, Over, how
 from tbnum.log.ranks import Plan, RankRecord, Ranks
 from tbnum.log.schema import HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
 from tbnum.log.tensors import HistogramTable
@@ -16,8 +17,6 @@ from tbnum.log.tensors_file import Session
 from tbnum.log.tensors_reader import Histograms, HistogramSeries, StepTable, Tensors
 
 __all__ = ["RankHistograms", "RankTensors"]
-
-_OF_PARAMETERS = ("param_norm", "update_norm")
 
 
 class _Part(NamedTuple):
@@ -41,13 +40,12 @@ class _Owned:
 
     def of(self, rank: int, column: str) -> dict[str, tuple[bool, int]]:
         """By name of a tensor: whether this rank's part of `column` counts, and how many elements it has here."""
-        kind = "parameters" if column in _OF_PARAMETERS else "gradients"
+        kind = how(column).of
         if (rank, kind) not in self._known:
             found: dict[str, tuple[bool, int]] = {}
             self._known[rank, kind] = found
             for optimizer, plan in self._plans.items():
-                of_parameters = kind == "parameters"
-                ranks = plan.parameters if of_parameters else plan.gradients
+                ranks = plan.parameters if kind == PARAMETERS else plan.gradients
                 counts = any(rank in each for each in ranks)
                 names, layout = self._names(rank, optimizer), self._layouts[rank].get(optimizer)
                 if layout is None:
@@ -59,7 +57,7 @@ class _Owned:
 
     def knows_all(self, column: str) -> bool:
         """Whether what is counted is every tensor."""
-        if column in _OF_PARAMETERS:
+        if how(column).of == PARAMETERS:
             return all(plan.parameters_problem is None for plan in self._plans.values())
         return all(plan.problem is None for plan in self._plans.values())
 
@@ -179,31 +177,31 @@ def _combined(column: str, parts: Sequence[_Part], rows: int, width: int) -> np.
     unknown = np.zeros((rows, width), bool)
     counted = np.zeros(width, bool)
     first = np.full((rows, width), np.nan)
-    kind = column.split("/")[0]
+    over = how(column).over
     for part in parts:
         first = np.where(np.isnan(first), part.values, first)
         if not part.counts.any():
             continue
         counted |= part.counts
         known = part.counts & ~np.isnan(part.values)
-        if kind.endswith("norm"):
+        if over is Over.NORM:
             total = np.hypot(total, np.where(known, part.values, 0))
-        elif kind == "absmax":
+        elif over is Over.GREATEST:
             total = np.where(known, np.fmax(total, part.values), total)
-        elif kind in ("underflow", "overflow"):
+        elif over is Over.SHARE:
             total += np.where(known, part.values, 0) * part.elements
             weight += np.where(known, 1, 0) * part.elements
         else:
             total += np.where(known, part.values, 0)
         # An empty part has no largest element and no share.
         unknown |= part.counts & np.isnan(part.values) & (part.elements > 0)
-    if kind in ("underflow", "overflow"):
+    if over is Over.SHARE:
         with np.errstate(invalid="ignore", divide="ignore"):
             total = total / weight
-    if kind in ("nan", "inf"):
+    if column in ("nan", "inf"):
         unknown &= total == 0  # of a failure only the ranks that saw it have a table: there are at least so many
     combined = np.where(unknown, np.nan, total)
-    if kind == "loss_scale" or kind.startswith("activation"):
+    if over is Over.FIRST:
         return first
     return np.where(counted, combined, np.nan)
 
