@@ -11,7 +11,7 @@ import time
 import uuid
 import weakref
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -96,6 +96,7 @@ class Recorder:
             "first_step": 0,
             "optimizers": {name: described(each) for name, each in optimizers.items()},
             "parameters": self.names.with_shapes(),
+            "depth": self.names.in_depth(),
             "frozen": self.names.frozen(),
             "scaler": settings_of(scaler),
             "seed": torch.initial_seed(),
@@ -547,6 +548,20 @@ class _Names:
                 return None
             shapes |= dict(zip(self.names_of(name), (list(each.shape) for each in parameters), strict=True))
         return shapes
+
+    def in_depth(self) -> list[str]:
+        """Names in the order of the model's modules, mostly that of its forward, whatever the order of the optimizer.
+
+        Without those of tied weights, which are used at several depths. Empty without a model, and of very many.
+        """
+        found: list[str] = []
+        for prefix, ref in self._modules.items():
+            module = ref()
+            if module is None:
+                continue
+            uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+            found += [name for name, each in named_parameters(prefix, module) if uses[id(each)] == 1]
+        return found if len(found) <= MAX_NAMES_IN_META else []
 
     def frozen(self) -> list[str]:
         """Names of the parameters that require no gradient now; of many the first."""

@@ -157,3 +157,51 @@ def test_hashes_of_norms_that_the_clip_took_are_not_compared_with_others(tmp_pat
     clipped, plain = train(tmp_path / "a", steps=3), train(tmp_path / "b", steps=3, clip=False)
     ways = [set((run.steps["step_hash"] & np.uint64(3)).tolist()) for run in (clipped, plain)]
     assert ways == [{2}, {1}]
+
+
+class Tied(nn.Module):
+    """A small language model whose head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 8)
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 8, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(self.embed(tokens))))))
+
+
+def train_tied(folder: Path, wrong: bool) -> tbnum.Run:
+    """The optimizer has the biases last, as recipes group them by decay. `wrong`: a backward through `first` at 3."""
+    torch.manual_seed(0)
+    model = Tied()
+    groups = [[each for each in model.parameters() if (each.ndim > 1) == decays] for decays in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=1e-3)
+    with tbnum.wrap(optimizer, model=model, logdir=folder, verbose=False, tensor_interval=1):
+        for step in range(6):
+            optimizer.zero_grad()
+            hook = model.first.register_full_backward_pre_hook(lambda module, gradient: (gradient[0] * 1.01,))
+            if step != 3 or not wrong:
+                hook.remove()
+            nn.functional.cross_entropy(model(torch.arange(8)), torch.arange(8)).backward()
+            hook.remove()
+            optimizer.step()
+    return tbnum.read(folder)["."]
+
+
+def test_depth_is_that_of_the_model_without_tied_weights_whatever_the_groups_of_the_optimizer(tmp_path: Path) -> None:
+    clean, wrong = (train_tied(tmp_path / name, name == "wrong") for name in ("clean", "wrong"))
+    assert list(clean.meta["parameters"]) == [
+        "embed.weight",
+        "first.weight",
+        "second.weight",
+        "first.bias",
+        "second.bias",
+    ]
+    assert clean.meta["depth"] == ["first.weight", "first.bias", "second.weight", "second.bias"]
+    found = tbnum.diff(clean, wrong)
+    assert (found.first_step, found.stage, found.begun_in) == (3, "backward", "first.bias")
+    assert found.tensors == ("embed.weight", "first.weight", "first.bias")

@@ -48,7 +48,7 @@ MAX_GROUPS = 400
 
 NO_SETTINGS = {
     *("session", "file", "start_time", "end_time", "ended", "closed", "first_step", "format_version", "dropped"),
-    *("ranks", "rank", "parameters", "names"),
+    *("ranks", "rank", "parameters", "names", "depth"),
 }
 """What a session records of itself that is no setting, or too long to compare."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,9 +29,19 @@ class Bits(NamedTuple):
     begun_in: str | None = None  # of "backward": the deepest tensor that differs
 
 
-def compare_bits(a: Mapping[str, Checksums], b: Mapping[str, Checksums], *, until: int | None = None) -> Bits:
-    """From the checksums of two runs, up to the step `until`."""
-    common = {what: _common(a[what], b[what], until) for what in a if what in b}
+def compare_bits(
+    a: Mapping[str, Checksums],
+    b: Mapping[str, Checksums],
+    *,
+    until: int | None = None,
+    depth: Sequence[str] = (),
+) -> Bits:
+    """From the checksums of two runs, up to the step `until`.
+
+    `depth`: names of tensors as the forward uses them. Others (tied weights) are no evidence of depth, and come first;
+    without it the order is that of the optimizer.
+    """
+    common = {what: _common(a[what], b[what], until, depth) for what in a if what in b}
     common = {what: found for what, found in common.items() if len(found.steps)}
     if not common:
         return Bits()
@@ -79,10 +89,14 @@ class _Common(NamedTuple):
         return bool(self.names) and len(self.known_at(step)) == len(self.names)
 
 
-def _common(a: Checksums, b: Checksums, until: int | None) -> _Common:
+def _common(a: Checksums, b: Checksums, until: int | None, depth: Sequence[str]) -> _Common:
     (steps_a, names_a, values_a), (steps_b, names_b, values_b) = a, b
     steps, at_a, at_b = shared(steps_a, steps_b)
     names, of_a, of_b = shared_names(names_a, names_b)
+    if depth:
+        place = {name: at for at, name in enumerate(depth)}
+        order = sorted(range(len(names)), key=lambda at: place.get(names[at], -1))  # stable
+        names, of_a, of_b = tuple(names[at] for at in order), of_a[order], of_b[order]
     first, second = values_a[np.ix_(at_a, of_a)], values_b[np.ix_(at_b, of_b)]
     within = steps <= until if until is not None else np.ones(len(steps), bool)
     known = ((first != 0) & (second != 0))[within]

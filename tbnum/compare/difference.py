@@ -141,7 +141,7 @@ def diff(
     exact = rtol == atol == 0.0 and columns is None and by == "step"
     distances = tuple(distance(one.steps, other.steps, rows, name, rtol, atol) for name in rows.columns)
     seen = {each.column: each.first_step for each in distances if each.first_step is not None}
-    bits = compare_bits(one.checksums, other.checksums, until=until) if by == "step" else Bits()
+    bits = compare_bits(one.checksums, other.checksums, until=until, depth=_depth(one)) if by == "step" else Bits()
     tensors: tuple[str, ...] = bits.tensors
     if by == "step" and columns is None:
         for column, (step, names) in _tensors_apart(one, other, rtol, atol, until).items():
@@ -181,6 +181,12 @@ def _as_group(runs: Compared | Sequence[Compared]) -> list[Compared]:
     if not group:
         raise ValueError("there is no run to compare: an empty list was given.")
     return group  # type: ignore[return-value]
+
+
+def _depth(run: Compared) -> list[str]:
+    """The names of tensors in the order of the model; none where the log does not have it."""
+    depth = run.meta.get("depth")
+    return [str(name) for name in depth] if isinstance(depth, list) else []
 
 
 def _pair(a: list[Compared], b: list[Compared]) -> tuple[Compared, Compared, bool]:
