@@ -261,6 +261,28 @@ def test_a_loss_that_is_not_finite_after_finite_modules_is_outside_of_the_model(
     assert (origin.module, origin.phase, origin.what) == (None, "forward", "loss")
 
 
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "under a scaler"])
+@pytest.mark.parametrize("operation", ["log", "sqrt", "div", "exp"])
+def test_an_operation_outside_of_every_module_is_named(operation: str, scaled: bool) -> None:
+    """And not the product with the loss scale, or the last one on the way to the loss."""
+    loop = Loop(net())
+
+    def closure() -> None:
+        zero = loop.model(loop.x).mean(1) * 0
+        made = {
+            "log": lambda: zero.log(),
+            "sqrt": lambda: (zero - 1).sqrt(),
+            "div": lambda: zero / zero.detach(),
+            "exp": lambda: (zero + 1e3).exp(),
+        }[operation]()
+        loss = (made + 1).mean() * 2
+        (loop.scaler.scale(loss) if scaled else loss).backward()
+
+    origin = loop.replay(closure)
+    assert (origin.module, origin.phase, origin.what, origin.operation) == (None, "forward", "loss", operation)
+    assert f"by {operation}" in origin.message
+
+
 def test_a_gradient_that_overflows_in_the_loss_is_shown_where_it_comes_to_the_model() -> None:
     loop = Loop(net())
     origin = loop.replay(lambda: (loop.model(loop.x).mean().half().float() * 2.0**17).backward())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,9 +32,10 @@ class Operations(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, in_node: str | None = None) -> None:
+    def __init__(self, in_node: str | None = None, counts: Callable[[], bool] | None = None) -> None:
         super().__init__()
         self._in_node = in_node  # of the autograd graph, where only operations of its backward count
+        self._counts = counts  # only operations count at which it is true, and of those the last
         self.found: tuple[str, Nonfinite] | None = None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -43,6 +44,17 @@ class Operations(TorchDispatchMode):
             node = torch._C._current_autograd_node()
             if node is None or node.name() != self._in_node:
                 return function(*args, **kwargs)
+        if self._counts is not None:
+            if not self._counts():
+                return function(*args, **kwargs)
+            before, self.found = self.found, None
+            try:
+                return self._watched(function, args, kwargs)
+            finally:
+                self.found = self.found or before
+        return self._watched(function, args, kwargs)
+
+    def _watched(self, function: Any, args: Any, kwargs: Any) -> Any:
         changes_its_input = function._schema.is_mutable if isinstance(function, torch._ops.OpOverload) else True
         finite = None if self.found or not changes_its_input else _all_finite((args, kwargs))
         result = function(*args, **kwargs)

@@ -113,6 +113,7 @@ class WatchedRun:
         self._leaves: dict[int, Tensor] = {}
         self._operations: tuple[Call, Operations] | None = None  # that are watched, and in which call
         self.operation: tuple[str, Nonfinite] | None = None
+        self._inside: Call | None = None  # the call of a module that is running
         self.backwards = 0
         self.largest_gradient = 0.0
         self.largest_gradient_at: str | None = None
@@ -136,7 +137,7 @@ class WatchedRun:
         # Every backward() and grad() comes through here, under whatever name the user calls it.
         torch.autograd._engine_run_backward = run_backward  # type: ignore[assignment]
         try:
-            with _as_written(), torch.inference_mode(False), torch.enable_grad():
+            with _as_written(), torch.inference_mode(False), torch.enable_grad(), self._outside_of_modules():
                 torch.clear_autocast_cache()  # weights cast before are a part of another graph
                 yield
         finally:
@@ -146,9 +147,20 @@ class WatchedRun:
             self._leave_operations()
             torch.clear_autocast_cache()
 
+    @contextlib.contextmanager
+    def _outside_of_modules(self) -> Iterator[None]:
+        """Where the loss itself is at fault: operations before a backward that no module has called."""
+        if self._look_into is None or self._look_into.what != "loss":
+            yield
+            return
+        with Operations(counts=lambda: self._inside is None and not self.backwards) as operations:
+            yield
+        self.operation = operations.found
+
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def _called(self, call: Call, given: Any) -> None:
+        self._inside = call
         number = self._calls[call.module] = self._calls.get(call.module, 0) + (call.graph_task == -1)
         inputs = self._inputs[call] = _Inputs(torch._C._autograd._get_sequence_nr(), (call.module, number))
         for tensor in tensors_in(given):
@@ -161,6 +173,7 @@ class WatchedRun:
             self._operations[1].__enter__()
 
     def _returned(self, call: Call, returned: Any) -> None:
+        self._inside = call.parent
         if self._operations is not None and self._operations[0] is call:
             self._leave_operations()
         tensors = list(tensors_in(returned))

@@ -44,7 +44,7 @@ def _sentence(cause: Cause, bad_parameters: Sequence[str]) -> str:
     if bad_parameters and cause.phase == "forward":
         return (
             f"Parameters of {module} are not finite ({', '.join(bad_parameters[:4])}), and so no batch can pass it: "
-            "go back to a checkpoint in which they are"
+            "load a checkpoint in which they are, and replay from there"
         )
     if cause.phase == "backward":
         if cause.sum_of_finite:
@@ -61,7 +61,7 @@ def _sentence(cause: Cause, bad_parameters: Sequence[str]) -> str:
             f"{what}; {ends}"
         )
     if cause.what == "loss":
-        return f"Every module's output is finite; the loss, after the model, is {tensor.kind}: {what}; {ends}"
+        return f"Every module's output is finite; what follows, up to the loss, makes {tensor.kind}: {what}; {ends}"
     if cause.module is None:
         return f"What the model is given is not finite already: {tensor.kind} in the input of {_module(cause.consumer)}"
     inputs = "not finite" if not cause.inputs_finite else f"finite (up to {cause.largest_input or 0:.4g})"

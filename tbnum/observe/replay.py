@@ -135,7 +135,7 @@ class _Runs:
                 "the closure ran no backward, so there is nothing to replay: it has to run forward and backward, as "
                 "in monitor.replay(lambda: scaler.scale(loss_fn(model(x))).backward())."
             )
-        if cause.what in ("output", "gradient") and cause.inputs_finite:
+        if cause.what in ("output", "gradient", "loss") and cause.inputs_finite:
             closer, _ = self._run(look_into=cause)
             if closer.operation is not None:  # a float16 overflow that leaves the module as float32, say
                 cause = dataclasses.replace(cause, operation=closer.operation[0], tensor=closer.operation[1])
