@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from coverage import CoverageData
-
 __all__ = ["Coverage", "cover"]
 
 # They install, build, train for minutes or start other programs: too slow to be run for each fault.
@@ -33,6 +31,8 @@ class Coverage:
     @classmethod
     def read(cls, folder: Path, modules: Sequence[str]) -> Coverage:
         """What `cover` left in `folder`, of these modules."""
+        from coverage import CoverageData  # of the extra for this alone; the choice of tests needs none
+
         seconds = dict(entry for file in sorted(folder.glob("*.xml")) for entry in _passed(file))
         found = cls(seconds)
         of_file = defaultdict(set)
@@ -94,7 +94,8 @@ def cover(folder: Path, copy: Path, jobs: int) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--cov=tbnum", "--cov-context=test"]
     command += ["--cov=tensorboard_plugin_tbnum", "--cov-report=", f"--junitxml={folder / 'tests.xml'}"]
     command += [f"--numprocesses={jobs}", "--dist=loadfile"] if jobs > 1 else []
-    environment = os.environ | {"COVERAGE_FILE": str(folder / "tests.coverage")}
+    paths = {"PYTHONPATH": os.pathsep.join([str(copy), str(copy / "plugins")]), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | paths | {"COVERAGE_FILE": str(folder / "tests.coverage")}
     subprocess.run([*command, *map(str, files)], cwd=copy, env=environment, check=False)  # those that fail are left out
 
 

@@ -1,0 +1,57 @@
+"""Which tests `make mutants` runs for a planted fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import mutant_tests
+from benchmarks.mutant_tests import Coverage
+
+MODULE = """\
+LIMIT = 3
+
+
+def over(value, most=LIMIT):
+    return value > most
+
+
+def unused():
+    return 0
+"""
+USER = """\
+from module import LIMIT
+
+def left(value):
+    return LIMIT - value
+"""
+
+
+@pytest.fixture
+def coverage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coverage:
+    (tmp_path / "module.py").write_text(MODULE)
+    (tmp_path / "user.py").write_text(USER)
+    monkeypatch.chdir(tmp_path)
+    seconds = {"test_module.py::test_over": 2.0, "test_more.py::test_over_too": 0.1, "test_user.py::test_left": 1.0}
+    over = {"test_module.py::test_over", "test_more.py::test_over_too"}
+    return Coverage(seconds, {"module.py": {5: over}, "user.py": {4: {"test_user.py::test_left"}}})
+
+
+def test_for_a_fault_in_a_line_those_that_execute_it_run_and_first_those_named_for_its_module(
+    coverage: Coverage,
+) -> None:
+    assert coverage.of_fault(Path("module.py"), 5, 5) == ["test_module.py::test_over", "test_more.py::test_over_too"]
+
+
+def test_a_signature_shows_in_the_body(coverage: Coverage) -> None:
+    assert coverage.of_fault(Path("module.py"), 4, 4) == coverage.of_fault(Path("module.py"), 5, 5)
+
+
+def test_a_constant_shows_wherever_it_is_used(coverage: Coverage) -> None:
+    assert "test_user.py::test_left" in coverage.of_fault(Path("module.py"), 1, 1)
+
+
+def test_no_more_run_than_there_is_time_for(coverage: Coverage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutant_tests, "BUDGET", 2.0)
+    assert coverage.of_fault(Path("module.py"), 5, 5) == ["test_module.py::test_over"]
