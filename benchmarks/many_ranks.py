@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,11 @@ QUESTION = """
 """
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--ranks", type=int, default=1024)
     options.add_argument("--runs", type=int, default=1000)
-    given = options.parse_args()
+    given = options.parse_args(arguments)
     report = Report("many_ranks", {"ranks": given.ranks, "runs": given.runs, "steps": STEPS})
     report.begin()
     with tempfile.TemporaryDirectory() as folder:
@@ -85,9 +85,8 @@ def _of_runs(folder: Path, runs: int) -> Iterator[Row]:
     yield Row("which had a spike within 100 steps after a skip", seconds, "s", MOST_QUESTION_SECONDS, note=note)
     begun = time.perf_counter()
     steps = f"{folder}/data/steps/*/*/*.parquet"
-    query = (
-        f"SELECT run, avg(loss) FROM read_parquet('{steps}', hive_partitioning = true) WHERE step >= 9000 GROUP BY run"
-    )
+    source = f"read_parquet('{steps}', hive_partitioning = true)"
+    query = f"SELECT run, avg(loss) FROM {source} WHERE step >= {0.9 * STEPS} GROUP BY run"
     duckdb.connect().execute(query).fetchall()
     yield Row("the mean loss of each, over the last tenth", time.perf_counter() - begun, "s")
 
@@ -119,9 +118,10 @@ def rows(seed: int, skips: tuple[int, ...] = (), spikes: tuple[int, ...] = ()) -
 
 
 def make_run(folder: Path, *, seed: int = 0, rank: int | None = None, **meta: Any) -> Path:
-    """A record of 10,000 steps, 0.1 s to make. Every third has a skip at step 5,000; every sixth a spike after it."""
-    skips = (5000,) if seed % 3 == 0 else ()
-    spikes = (5040, 5041) if seed % 6 == 0 else ()
+    """A record of 10,000 steps, 0.1 s to make. Every third has a skip half way; every sixth a spike after it."""
+    middle = STEPS // 2
+    skips = (middle,) if seed % 3 == 0 else ()
+    spikes = (middle + 40, middle + 41) if seed % 6 == 0 else ()
     about = {"optimizers": {"optimizer": {"class": "AdamW", "parameters": 12, "shapes": "x"}}, "seed": seed}
     shapes = {name: [16] for name in TENSORS}
     log = LogWriter(folder, columns=COLUMNS, rank=rank, meta={**about, "parameters": shapes, "first_step": 0, **meta})

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -108,13 +108,13 @@ FAULTS: tuple[tuple[str, str, Change, float], ...] = (  # what, where, how, and 
 )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=200)
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--worker", choices=("ddp", "fsdp2"), help=argparse.SUPPRESS)
     options.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = options.parse_args()
+    given = options.parse_args(arguments)
     torch.set_num_threads(1)
     if given.worker is not None:
         _worker(given.worker, given.folder, given.steps)
@@ -124,13 +124,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for interval, label in ((1, "tensor_interval=1"), (50, "the defaults")):
-            report.add(label, _faults(folder / label, given.steps, interval))
+            report.add(label, faults(folder / label, given.steps, interval))
         report.add("other ways to the same sum", _layouts(folder / "layouts", given.steps))
         report.add("more than seeds make", _noise(folder / "noise", given.steps, given.seeds))
     report.finish(given.json)
 
 
-def _faults(folder: Path, steps: int, interval: int) -> list[Row]:
+def faults(folder: Path, steps: int, interval: int) -> list[Row]:
     run = partial(train, steps=steps, dropout=0.1, tensor_interval=interval)
     clean = run(folder / "clean")
     rows = [_told("the same training", tbnum.diff(clean, run(folder / "again")))]

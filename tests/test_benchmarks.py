@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import log, overhead, small
+from benchmarks import log, many_ranks, overhead, same_or_apart, small
 from benchmarks.clock import Clock
 from benchmarks.contenders import DEFAULTS, EVERYTHING, Tbnum, Watch
 from benchmarks.passes import Passes
@@ -179,3 +179,29 @@ def test_medians_and_quantiles() -> None:
     assert median([3.0, 1.0, 2.0]) == 2.0 and math.isnan(median([]))
     assert quantile(range(1, 101), 0.99) == 99 and quantile([5.0], 0.01) == 5.0  # type: ignore[arg-type]
     assert spread([1.0, 2.0]) is None and spread([1.0, 2.0, 3.0, 4.0]) == 1.0
+
+
+def test_runs_of_many_ranks_and_many_runs_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("duckdb")
+    monkeypatch.setattr(many_ranks, "STEPS", 600)
+    many_ranks.main(["--ranks", "10", "--runs", "12", "--json", str(tmp_path / "o")])
+    of_ranks, of_runs = written(tmp_path / "o").values()
+    assert of_ranks[0]["what"] == "files" and of_ranks[0]["value"] == 20
+    (question,) = [row for row in of_runs if "spike" in row["what"]]
+    assert question["note"] == "2 runs"
+
+
+def test_faults_of_a_gpt_are_found_at_their_step_and_in_their_stage(tmp_path: Path) -> None:
+    same, ulp, dropout, eps, rate = same_or_apart.faults(tmp_path, 20, 1)
+    assert same.value is None and "bits same until 19, apart at None" in same.note
+    assert [row.value for row in (ulp, dropout, eps, rate)] == [12, 8, 6, 6]
+    assert f"same until 11, apart at 12; stage backward, in {same_or_apart.FAULTY};" in ulp.note
+    assert "same until 7, apart at 8; stage forward" in dropout.note
+    assert all("same until 5, apart at 6; stage optimizer" in row.note for row in (eps, rate))
+
+
+def test_with_the_defaults_a_fault_of_a_gpt_is_bracketed_and_no_stage_is_claimed(tmp_path: Path) -> None:
+    _, _, *rows = same_or_apart.faults(tmp_path, 60, 50)  # checksums of steps 0, 50, and the last
+    assert rows[0].value == 24
+    assert all("same until 0, apart at 50; stage None" in row.note for row in rows)
