@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,7 @@ class PartLog:
         self._ask = loss_is_needed
         self._takes_losses = False
         self._done = threading.Event()
+        self._pid = os.getpid()  # in a forked child this does nothing
         self._thread: threading.Thread | None = None
 
     # -- what a LogWriter has
@@ -89,7 +91,7 @@ class PartLog:
     def write_event(self, event: Event) -> None:
         """Writes it where it is about what the recording ranks cannot know."""
         with self._lock:
-            if self._closed or not _began_here(event, bool(self._meta.get("layouts"))):
+            if self._closed or os.getpid() != self._pid or not _began_here(event, bool(self._meta.get("layouts"))):
                 return
             self._events += 1
             if self._events > MAX_EVENTS and event.kind != "crash":
@@ -121,7 +123,7 @@ class PartLog:
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Where it is not known yet whether the loss is needed, waits for that, 2 s at the most."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         if self._thread is not None:
             for _ in range(int(_PATIENCE_AT_END / 0.05)):
