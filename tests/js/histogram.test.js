@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { exponentRange, lost, magnitudes, nothingFinite, percent } from "../../plugins/tensorboard_plugin_tbnum/frontend/histogram.ts";
+import { exponentRange, lost, magnitudes, nothingFinite, percent } from "../../plugins/tensorboard_plugin_tbnum/frontend/losses.ts";
 
 const FLOAT16 = { name: "float16", max: 65504, smallest_normal: 2 ** -14, smallest_subnormal: 2 ** -24, flushes_to: 2 ** -25, overflows_from: 65520 };
 const edges = { first_bin: 1, last_bin: 255, upper_exponent: -127 };

@@ -8,7 +8,7 @@ import { FONT } from "./elements.ts";
 import { formatAge } from "./format.ts";
 import { lowerBound } from "./sorted.ts";
 
-import type { Drawing } from "./charts.ts";
+import type { Drawing } from "./model.ts";
 import type { Pane } from "./pane.ts";
 import type { Plot } from "./plot.ts";
 import type { Edge } from "./plotdata.ts";

@@ -6,106 +6,49 @@
  */
 
 import { areaOf, drawBands, drawEdge, drawInstead } from "./canvas.ts";
-import { keyItems, stepsInView, summaryOf } from "./describe.ts";
-import { element, styled } from "./elements.ts";
-import { isPlain, linearTicks, stepLabels, timeLabels, timeTicks } from "./format.ts";
+import { ChartColors } from "./chartcolors.ts";
+import { ChartScales } from "./chartscales.ts";
+import { describePane, emptyText } from "./describe.ts";
+import { element } from "./elements.ts";
+import { isPlain } from "./format.ts";
 import { MarkLanes } from "./lanes.ts";
-import { whyEmpty } from "./notices.ts";
+import { DRAWN, modelOf } from "./model.ts";
+import { optimizerSelect } from "./optimizers.ts";
 import { makePane } from "./pane.ts";
 import { Pointer } from "./pointer.ts";
 import { PADDING_RIGHT, makePlot, xLabel } from "./plot.ts";
 import { NOTHING, lineOf, missingAfter, missingBetween, plotData, sampledLine } from "./plotdata.ts";
 import { below, plotSizes } from "./room.ts";
 import { lowerBound } from "./sorted.ts";
-import { axisOf, chosenEvent, prefixOf, rowOf, seriesOf, viewOf } from "./state.ts";
+import { axisOf, rowOf } from "./state.ts";
 import { CHARTS, TENSOR_CHART, scaleOf } from "./views.ts";
 import { STEPS_AXIS } from "./xaxis.ts";
 import { sayReach } from "./yreach.ts";
 
+import type { SeriesLike } from "./answers.ts";
+import type { Drawing, Geometry, Model } from "./model.ts";
 import type { Overlay } from "./overlay.ts";
-import type { SeriesLike, TbnumEvent } from "./answers.ts";
-import type { Series } from "./api.ts";
-import type { Lane } from "./marks.ts";
 import type { Pane } from "./pane.ts";
 import type { Plot } from "./plot.ts";
-import type { Loaded } from "./rundata.ts";
-import type { PanelStore, State } from "./state.ts";
-import type { ChartSpec, LineSpec, Scale } from "./views.ts";
-import type { Alignment, XAxis } from "./xaxis.ts";
-
-/** What the charts show. */
-export type Model = {
-  /** of the interval in view, or more */
-  series: Series;
-  /** of the whole run */
-  overview: Series;
-  /** for views of tensors: extremes over all of them, and the chosen one's values */
-  tensors: { headroom: SeriesLike | null; tensor: SeriesLike | null; name: string | null };
-  lanes: Lane[];
-  /** ids of lanes that the legend turned off */
-  hidden: ReadonlySet<string>;
-  /** steps */
-  view: [number, number];
-  axis: Alignment;
-  /** the step before each, and the seconds that a time axis leaves out */
-  pauses: [number, number][];
-  smoothing: number;
-  /** ids of views that are smoothed though they are not the loss */
-  smooth: ReadonlySet<string>;
-  /** ids of views whose axis goes below 0 */
-  symlog: ReadonlySet<string>;
-  /** of the columns of the optimizer that is shown */
-  prefix: string;
-  selected: TbnumEvent | null;
-  /** the step that others are held against */
-  pinned: number | null;
-  /** what is written where a view has no value at all: that it is on its way, or how to have it recorded */
-  whyEmpty: (spec: ChartSpec) => string;
-};
-
-/** A model on its x axis, as it is drawn. */
-export type Drawing = {
-  model: Model;
-  xAxis: XAxis;
-  /** of x, in view */
-  range: [number, number];
-  /** by the names of CSS variables */
-  colors: Record<string, string>;
-};
-
-/** The x axis of the charts. */
-export type Geometry = {
-  /** pixels from the left of the charts to where the axis begins */
-  left: number;
-  width: number;
-  /** whether it shows seconds, not steps */
-  time: boolean;
-  /** of the axis */
-  min: number;
-  max: number;
-  xOf: (step: number) => number;
-  stepOf: (x: number) => number;
-};
+import type { PanelStore } from "./state.ts";
+import type { ChartSpec, Scale } from "./views.ts";
+import type { XAxis } from "./xaxis.ts";
 
 export const GUTTER = 94; // the names of lanes and, before the first step, half of a count of marks
 const [TENSOR_GUTTER, NARROW_GUTTER] = [190, 112]; // names of tensors
-
-/** What the charts are drawn again for. */
-export const DRAWN = ["loaded", "zoom", "axis", "smoothing", "optimizer", "hidden", "event", "pin", "tensors", "views",
-  "over", "grouped", "filter", "filterAside", "beside", "opened", "yRanges", "baseline", "against"] as const;
 
 export class Charts {
   root = element("div", "charts");
   model: Model | null = null;
   xAxis: XAxis = STEPS_AXIS;
-  colors: Record<string, string> = {};
+  colors = new ChartColors(() => this.overlay);
+  scales = new ChartScales(this);
   cursorStep: number | null = null;
   /** Other runs in the same charts. */
   overlay: Overlay | null = null;
   pointer = new Pointer(this);
   /** Marks of events. */
   marks: MarkLanes;
-  optimizerSelect: HTMLSelectElement;
   /** All of them. */
   every: Pane[];
   gutter = GUTTER;
@@ -117,22 +60,16 @@ export class Charts {
   withTensor = false;
   /** ids of views whose axis goes below 0 */
   symlog: Set<string> = new Set();
-  /** by series and view */
-  below: WeakMap<SeriesLike, Map<string, boolean>> = new WeakMap();
   /** Those that are shown, from top to bottom. */
   panes: Pane[] = [];
 
   constructor(readonly store: PanelStore) {
     this.marks = new MarkLanes(store);
-    this.optimizerSelect = element("select", { class: "small", hidden: true,
-      "aria-label": "Optimizer whose gradient norm is shown",
-      onchange: () => store.set({ optimizer: this.optimizerSelect.selectedIndex }) });
     this.every = [...CHARTS, TENSOR_CHART].map((spec) =>
-      makePane(spec, store, ...(spec.id === "norm" ? [this.optimizerSelect] : []))
+      makePane(spec, store, ...(spec.id === "norm" ? [optimizerSelect(store)] : []))
     );
     this.#arrange();
     store.watch(["views", "opened", "tensors"], () => this.#fit());
-    store.watch(["loaded", "optimizer"], () => this.#listOptimizers());
     store.watch(["pin"], () => this.recolor());
     store.watch([...DRAWN], () => this.show());
     store.watch(["cursor"], () => {
@@ -183,7 +120,7 @@ export class Charts {
     const { series, prefix } = this.shown;
     return this.panes.flatMap(({ spec }) =>
       spec.lines.flatMap((line) => {
-        const column = spec.ofTensors ? sampledLine(this.#seriesOf(spec), line.column, series)
+        const column = spec.ofTensors ? sampledLine(this.seriesOf(spec), line.column, series)
           : lineOf(spec, line, series, prefix);
         return column ? [{ spec, line, column }] : [];
       })
@@ -204,17 +141,6 @@ export class Charts {
     return found.spec;
   }
 
-  /** Names in the select of optimizers; hidden where there is one. */
-  #listOptimizers() {
-    const { loaded, optimizer } = this.store.state;
-    const names = Object.keys(loaded?.info.meta.optimizers ?? {});
-    const { options } = this.optimizerSelect;
-    this.optimizerSelect.hidden = names.length < 2;
-    if (names.length !== options.length || names.some((name, at) => name !== options[at].text))
-      this.optimizerSelect.replaceChildren(...names.map((name) => element("option", {}, name)));
-    this.optimizerSelect.selectedIndex = optimizer;
-  }
-
   // ---- Drawing
 
   /** The model, once there is one. */
@@ -224,26 +150,14 @@ export class Charts {
 
   /** The model on its x axis. */
   get #drawing(): Drawing {
-    return { model: this.shown, xAxis: this.xAxis, range: this.xRange(), colors: this.colors };
-  }
-
-  /** What is drawn, by the state. */
-  #modelOf(state: State, loaded: Loaded): Model {
-    const series = seriesOf(state);
-    const prefix = prefixOf(state);
-    const { axis, smoothing, tensors, hidden, pin: pinned } = state;
-    const row = rowOf(state);
-    return { series, overview: loaded.overview, lanes: loaded.lanes, hidden, view: viewOf(state), axis, smoothing,
-      smooth: state.views.smooth, symlog: this.symlog, pauses: loaded.info.pauses ?? [], tensors, prefix,
-      selected: chosenEvent(state), pinned,
-      whyEmpty: (spec) => whyEmpty(spec, loaded, { series, prefix, tensors, plain: !!row && isPlain(row) }) };
+    return { model: this.shown, xAxis: this.xAxis, range: this.xRange(), colors: this.colors.known };
   }
 
   /** Draws what the state says. Costs about a millisecond for each thousand points. */
   show() {
     const { state } = this.store;
     if (!state.loaded) return;
-    const model = (this.model = this.#modelOf(state, state.loaded));
+    const model = (this.model = modelOf(state, state.loaded, this.symlog));
     this.xAxis = axisOf(state);
     this.overlay?.prepare();
     for (const { log, smooth, spec } of this.panes) {
@@ -254,7 +168,7 @@ export class Charts {
     this.room = { width: this.root.clientWidth, height: this.root.clientHeight };
     if (!this.room.width || !this.room.height) return; // hidden; `resize` draws when it is not
     this.store.set({ plotWidth: this.plotWidth });
-    if (!Object.keys(this.colors).length) this.#readColors();
+    if (!Object.keys(this.colors.known).length) this.colors.read();
     const lanesChanged = this.marks.layout(model, this.room.width);
     if (this.overlay?.layStrip(this.gutter, this.plotWidth) || lanesChanged) this.sizes = null;
     this.symlog.clear();
@@ -283,7 +197,7 @@ export class Charts {
   /** Computes what a chart draws, where that has changed, and says it in words. @returns whether it has */
   #prepare(pane: Pane): boolean {
     const { prefix, smoothing } = this.shown;
-    const series = this.#seriesOf(pane.spec);
+    const series = this.seriesOf(pane.spec);
     const scale = this.scaleOf(pane.spec);
     const smoothed = this.store.state.views.smooth.has(pane.spec.id);
     const relative = this.overlay?.relativeFor(pane.spec) ?? null;
@@ -295,7 +209,7 @@ export class Charts {
         plotData(pane.spec, series, { scale, prefix, smoothing, smoothed, xOf, relative,
           missing: this.#missingIn(pane.spec, series) }));
     }
-    this.#describe(pane);
+    if (describePane(this, pane)) this.sizes = null;
     return changed;
   }
 
@@ -308,39 +222,13 @@ export class Charts {
     return ofTensors ? missingBetween(series, own, missing) : missing;
   }
 
-  /** Says in words what a chart shows. */
-  #describe(pane: Pane) {
-    const { spec, holder, legend, summary, edge } = pane;
-    const model = this.shown;
-    const series = this.#seriesOf(spec);
-    const [from, to] = stepsInView(model);
-    holder.setAttribute("aria-valuemin", String(from));
-    holder.setAttribute("aria-valuemax", String(to));
-    if (spec === TENSOR_CHART) pane.title.textContent = model.tensors.name;
-    const alone = !!this.overlay?.relativeFor(spec); // the baseline has the first line's values alone
-    const drawn = spec.lines.filter((line) =>
-      lineOf(spec, line, series, model.prefix) && !this.#isLeftOut(spec, line) && (!alone || line === spec.lines[0])
-    );
-    const items = keyItems(spec, drawn, series, model, (line) => this.#cssColor(spec, line),
-      edge.step.some((step) => step >= from && step <= to), this.overlay?.active ? this.overlay.lacking(spec) : [],
-      this.overlay?.againstText(spec));
-    const text = this.#cssColor(spec, spec.lines[0]) + items.map((item) => item.textContent).join();
-    if (legend.dataset.text !== text) {
-      legend.dataset.text = text;
-      this.sizes = null;
-      legend.replaceChildren(...items);
-    }
-    summary.textContent = summaryOf(spec, series, model, this.#emptyText(spec))
-      + (this.overlay?.summary(spec, this.scaleOf(spec)) ?? "");
-  }
-
   /**
    * Lines whose points crowd are drawn a pixel wide: where they go up and down in every pixel a wider one shows no
    * more,
    * and takes fifty times as long to draw.
    */
   #setWidths({ spec, widths }: Pane, plot: Plot) {
-    const { step } = this.#seriesOf(spec);
+    const { step } = this.seriesOf(spec);
     const [from, to] = this.shown.view;
     const crowded = 2 * (lowerBound(step, to) - lowerBound(step, from)) > this.plotWidth;
     plot.series.forEach((one, at) => {
@@ -348,40 +236,12 @@ export class Charts {
     });
   }
 
-  #seriesOf(spec: ChartSpec): SeriesLike {
+  seriesOf(spec: ChartSpec): SeriesLike {
     return spec.ofTensors ? this.shown.tensors[spec.ofTensors] ?? NOTHING : this.shown.series;
   }
 
-  #emptyText(spec: ChartSpec) {
-    const series = this.#seriesOf(spec);
-    const recorded = spec.lines.some((line) =>
-      lineOf(spec, line, series, this.shown.prefix)?.last.some(Number.isFinite)
-    );
-    return recorded ? "no finite value in view" : this.shown.whyEmpty(spec);
-  }
-
-  /** A logarithm has no place for what is not positive: where there is such, it goes on below 0. */
   scaleOf(spec: ChartSpec): Scale {
-    const scale = scaleOf(this.store.state.views, spec);
-    const { against } = this.store.state;
-    if (this.overlay?.relativeFor(spec)) {
-      const chosen = this.store.state.views.log.get(spec.id);
-      return chosen ? (against === "ratio" ? "log10" : "symlog") : "linear";
-    }
-    return scale === "log10" && this.#reachesBelow(spec) ? "symlog" : scale;
-  }
-
-  /** Whether a chart has values below 0, looked at once for each series. */
-  #reachesBelow(spec: ChartSpec): boolean {
-    if (!this.model) return false;
-    const series = this.#seriesOf(spec);
-    const known = this.below.get(series)?.get(spec.id);
-    if (known !== undefined) return known;
-    const found = spec.lines.some((line) =>
-      lineOf(spec, line, series, this.shown.prefix)?.min.some((value) => value < 0 && Number.isFinite(value))
-    );
-    this.below.set(series, (this.below.get(series) ?? new Map()).set(spec.id, found));
-    return found;
+    return this.scales.of(spec);
   }
 
   xRange(): [number, number] {
@@ -396,36 +256,10 @@ export class Charts {
     if (this.model) this.show();
   }
 
-  // ---- Colours
-
   /** Dark or light. */
   recolor() {
-    this.#readColors();
+    this.colors.read();
     for (const { plot } of this.panes) plot?.redraw(false);
-  }
-
-  #readColors() {
-    const read = styled();
-    const names = ["--text-2", "--grid", "--skip-band", "--skip-tick", "--selected", "--nonfinite",
-      ...this.every.flatMap(({ spec }) => spec.lines.map((line) => line.color))];
-    this.colors = Object.fromEntries(names.map((name) => [name, read(name)]));
-  }
-
-  /** As CSS takes it: beside other runs, a view's first line has its run's colour. */
-  #cssColor(spec: ChartSpec, line: LineSpec) {
-    return this.overlay?.active && line === spec.lines[0] && spec !== TENSOR_CHART ? this.overlay.currentColor
-      : `var(${line.color})`;
-  }
-
-  /** Beside other runs, a second plain line would be taken for one of theirs. */
-  #isLeftOut(spec: ChartSpec, line: LineSpec) {
-    return !!this.overlay?.active && line !== spec.lines[0] && !line.dash && spec !== TENSOR_CHART;
-  }
-
-  color(spec: ChartSpec, line: LineSpec, alpha: number = 1) {
-    if (this.#isLeftOut(spec, line)) return "#0000";
-    const css = this.#cssColor(spec, line);
-    return withAlpha(css.startsWith("#") ? css : this.colors[line.color], alpha);
   }
 
   // ---- The cursor, and where steps stand
@@ -463,20 +297,9 @@ export class Charts {
     return this.panes.map((pane) => pane.summary.textContent ?? "");
   }
 
-  // ---- Room
-
-  /** @returns of each plot */
   /** Whether points are steps. */
   get exact() {
     return !!this.model?.series.exact;
-  }
-
-  xTicks(min: number, max: number, count: number) {
-    return this.model?.axis === "time" ? timeTicks(min, max, count) : linearTicks(min, max, count, 1);
-  }
-
-  xTickLabels(ticks: number[]) {
-    return this.model?.axis === "time" ? timeLabels(ticks) : stepLabels(ticks);
   }
 
   drawBelow(plot: Plot) {
@@ -487,23 +310,23 @@ export class Charts {
     this.overlay?.drawLines(plot, spec, this.scaleOf(spec));
   }
 
-  /** uPlot has drawn, so its scales are settled: what hangs on them follows. */
-  drawn(plot: Plot, pane: Pane) {
+  /** What stands above a chart's lines. */
+  drawAbove(plot: Plot, pane: Pane) {
     const drawing = this.#drawing;
     drawEdge(plot, pane.edge, drawing);
+    if (pane.empty) drawInstead(plot, emptyText(this, pane.spec), drawing);
+    this.overlay?.drawNumbers(plot, pane.spec);
+  }
+
+  /** uPlot has drawn, so its scales are settled: what hangs on them follows. */
+  drawn(plot: Plot, pane: Pane) {
+    this.drawAbove(plot, pane);
     sayReach(this, pane);
-    if (pane.empty) drawInstead(plot, this.#emptyText(pane.spec), drawing);
-    this.overlay?.drawNumbers(plot, pane.spec); // above all lines
     if (pane !== this.panes[this.panes.length - 1] || this.panes.some(({ plot: other }) => !other)) return;
     const { plot: first } = this.panes[0];
     const [loss] = this.every;
-    if (first) this.marks.draw(drawing, areaOf(first), { ...loss, scale: this.scaleOf(loss.spec) });
+    if (first) this.marks.draw(this.#drawing, areaOf(first), { ...loss, scale: this.scaleOf(loss.spec) });
     this.overlay?.drawStrip(this.gutter, this.plotWidth);
     this.setCursor(this.cursorStep);
   }
-}
-
-/** @param color #rrggbb */
-function withAlpha(color: string, alpha: number) {
-  return color + Math.round(alpha * 255).toString(16).padStart(2, "0");
 }

@@ -4,9 +4,12 @@ import { element } from "./elements.ts";
 import { counted, formatCount, formatNumber, formatScale, formatShare } from "./format.ts";
 import { lineOf } from "./plotdata.ts";
 import { lowerBound } from "./sorted.ts";
+import { TENSOR_CHART } from "./views.ts";
 
 import type { SeriesLike } from "./answers.ts";
-import type { Model } from "./charts.ts";
+import type { Charts } from "./charts.ts";
+import type { Model } from "./model.ts";
+import type { Pane } from "./pane.ts";
 import type { ChartSpec, LineSpec } from "./views.ts";
 
 /**
@@ -99,4 +102,36 @@ function clippedIn(series: SeriesLike, prefix: string, from: number, to: number)
 function keyItem(label: string, shape: string, color: string, more: string = "") {
   return element("li", more,
     ...(shape ? [element("span", { class: `swatch ${shape}`, style: `--color: ${color}` })] : []), label);
+}
+
+/** Why a chart has nothing to draw. */
+export function emptyText(charts: Charts, spec: ChartSpec) {
+  const { prefix, whyEmpty } = charts.shown;
+  const series = charts.seriesOf(spec);
+  const recorded = spec.lines.some((line) => lineOf(spec, line, series, prefix)?.last.some(Number.isFinite));
+  return recorded ? "no finite value in view" : whyEmpty(spec);
+}
+
+/** Says in words what a chart shows. @returns whether its key is another, and may need another height */
+export function describePane(charts: Charts, { spec, title, holder, legend, summary, edge }: Pane): boolean {
+  const { shown: model, overlay, colors } = charts;
+  const series = charts.seriesOf(spec);
+  const [from, to] = stepsInView(model);
+  holder.setAttribute("aria-valuemin", String(from));
+  holder.setAttribute("aria-valuemax", String(to));
+  if (spec === TENSOR_CHART) title.textContent = model.tensors.name;
+  const alone = !!overlay?.relativeFor(spec); // the baseline has the first line's values alone
+  const drawn = spec.lines.filter((line) =>
+    lineOf(spec, line, series, model.prefix) && !colors.isLeftOut(spec, line) && (!alone || line === spec.lines[0])
+  );
+  const broken = edge.step.some((step) => step >= from && step <= to);
+  const items = keyItems(spec, drawn, series, model, (line) => colors.css(spec, line), broken,
+    overlay?.active ? overlay.lacking(spec) : [], overlay?.againstText(spec));
+  summary.textContent = summaryOf(spec, series, model, emptyText(charts, spec))
+    + (overlay?.summary(spec, charts.scaleOf(spec)) ?? "");
+  const text = colors.css(spec, spec.lines[0]) + items.map((item) => item.textContent).join();
+  if (legend.dataset.text === text) return false;
+  legend.dataset.text = text;
+  legend.replaceChildren(...items);
+  return true;
 }

@@ -4,9 +4,10 @@
  */
 
 import { isOfTensors } from "./actions.ts";
-import { DRAWN } from "./charts.ts";
+
 import { element } from "./elements.ts";
 import { runTitle } from "./format.ts";
+import { DRAWN } from "./model.ts";
 import { measuredNan } from "./plotdata.ts";
 import { prefixOf, seriesOf, viewOf } from "./state.ts";
 import { placesOf } from "./xaxis.ts";

@@ -9,7 +9,7 @@
 import { lowerBound } from "./sorted.ts";
 
 import type { Cells } from "./answers.ts";
-import type { Geometry } from "./charts.ts";
+import type { Geometry } from "./model.ts";
 
 export type HeatMode = {
   id: string;
@@ -118,6 +118,24 @@ export function badnessOf(cells: Cells, mode: HeatMode, from: number, to: number
     if (mode.scale === "none") return broken;
     return broken ? broken * ABOVE_ALL : worst;
   });
+}
+
+/** The bucket whose sample stands for a step; -1 before the first. */
+export function bucketOf({ step }: Cells, at: number) {
+  return lowerBound(step, at + 1) - 1;
+}
+
+/** The worst value of some rows in a bucket, whose it is (-1: nothing is known), and how many are not finite. */
+export function worstOf(cells: Cells, members: number[], bucket: number) {
+  const width = cells.step.length;
+  let [worst, at, broken] = [-Infinity, -1, 0];
+  for (const member of members) {
+    const value = cells.value[member * width + bucket];
+    broken += cells.nonfinite[member * width + bucket];
+    const bad = cells.minimum ? -value : value;
+    if (bad > worst) [worst, at] = [bad, member];
+  }
+  return { value: at < 0 ? null : cells.value[at * width + bucket], at, broken };
 }
 
 /** In how many rows something from step to step was not finite. */

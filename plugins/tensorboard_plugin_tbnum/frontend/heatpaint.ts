@@ -4,7 +4,7 @@ import { FONT, sized, styled } from "./elements.ts";
 import { colourMap, packed, rowPixels, spans } from "./heatcells.ts";
 
 import type { Cells } from "./answers.ts";
-import type { Geometry } from "./charts.ts";
+import type { Geometry } from "./model.ts";
 import type { HeatMode, HeatRow } from "./heatcells.ts";
 
 /** Pixels that a name needs. */

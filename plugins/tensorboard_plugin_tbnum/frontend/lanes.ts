@@ -16,7 +16,7 @@ import { zoomTo } from "./zoom.ts";
 
 import type { Series } from "./api.ts";
 import type { TbnumEvent } from "./answers.ts";
-import type { Drawing, Model } from "./charts.ts";
+import type { Drawing, Model } from "./model.ts";
 import type { Cluster, Lane } from "./marks.ts";
 import type { Plot } from "./plot.ts";
 import type { PanelStore } from "./state.ts";

@@ -7,6 +7,7 @@ import { areaOf, drawRanges } from "./canvas.ts";
 import { FONT, element } from "./elements.ts";
 import { counted } from "./format.ts";
 import { aroundGap } from "./plotdata.ts";
+import { xTickLabels, xTicks } from "./xaxis.ts";
 import { yLabels, yTicks } from "./yaxis.ts";
 import { reachOf } from "./yreach.ts";
 import { resetZoom } from "./zoom.ts";
@@ -37,13 +38,14 @@ export function xLabel(axis: Alignment, pauses = 0) {
 export function makePlot(charts: Charts, pane: Pane, size: { width: number; height: number }, last: boolean) {
   const { store } = charts;
   const series = seriesOf(charts, pane);
-  const ground = (name: string) => () => charts.colors[name];
+  const ground = (name: string) => () => charts.colors.known[name];
   const axis = { stroke: ground("--text-2"), font: `11px ${FONT}`, labelFont: `11px ${FONT}` };
+  const isTime = () => store.state.axis === "time";
   const xAxis = { ...axis, size: last ? X_TICKS_HEIGHT : 1, gap: 6, labelSize: X_LABEL_HEIGHT, labelGap: 0, space: 90,
     label: last ? xLabel(store.state.axis, store.state.loaded?.info.pauses?.length) : undefined,
     splits: (plot: Plot, _: number, min: number, max: number) =>
-      charts.xTicks(min, max, Math.max(2, Math.floor(areaOf(plot).width / 100))),
-    values: (_: Plot, ticks: number[]) => (last ? charts.xTickLabels(ticks) : ticks.map(() => "")),
+      xTicks(isTime(), min, max, Math.max(2, Math.floor(areaOf(plot).width / 100))),
+    values: (_: Plot, ticks: number[]) => (last ? xTickLabels(isTime(), ticks) : ticks.map(() => "")),
     grid: { stroke: ground("--grid"), width: 1 }, ticks: { show: last, stroke: ground("--grid"), width: 1, size: 5 } };
   const yAxis = { ...axis, size: charts.gutter, gap: 8,
     splits: (plot: Plot, _: number, min: number,
@@ -70,7 +72,7 @@ export function makePlot(charts: Charts, pane: Pane, size: { width: number; heig
     axes: [xAxis, yAxis], cursor,
     scales: { x: { time: false, auto: false }, y: { range: (_, min, max) => reachOf(charts, pane, min, max) } },
     hooks: { drawClear: [(made) => charts.drawBelow(made)],
-      drawAxes: [(made) => drawRanges(made, pane, (line, alpha) => charts.color(pane.spec, line, alpha)),
+      drawAxes: [(made) => drawRanges(made, pane, (line, alpha) => charts.colors.of(pane.spec, line, alpha)),
         (made) => charts.drawBehind(made, pane.spec)], draw: [(made) => charts.drawn(made, pane)],
       setCursor: [(made) => charts.pointer.hovered(made)], setSelect: [(made) => charts.pointer.selected(made)] } },
     pane.data as any, pane.holder);
@@ -142,7 +144,7 @@ function seriesOf(charts: Charts, pane: Pane) {
   const series: PlotSeries[] = [{}];
   pane.ranges = [];
   for (const line of pane.spec.lines) {
-    const faint = (alpha: number) => () => charts.color(pane.spec, line, alpha);
+    const faint = (alpha: number) => () => charts.colors.of(pane.spec, line, alpha);
     const full = faint(1);
     const gaps = gapsOf(line.sparse);
     const edge = { stroke: faint(0.45), width: 1, points: { show: false }, gaps };

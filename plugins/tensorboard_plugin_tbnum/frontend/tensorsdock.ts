@@ -13,7 +13,8 @@ import { chosenEvent, viewOf } from "./state.ts";
 
 import type { Api } from "./api.ts";
 import type { Cells, HistogramAnswer, RidgeAnswer, TensorsAnswer } from "./answers.ts";
-import type { Charts, Geometry } from "./charts.ts";
+import type { Charts } from "./charts.ts";
+import type { Geometry } from "./model.ts";
 import type { PanelStore } from "./state.ts";
 
 type DockPlace = { tab: "heatmap" | "histogram"; column: string; tensor: string };

@@ -1,6 +1,6 @@
 /** The x axis that all charts share: steps, seconds since the first step, or updates done. */
 
-import { counted, formatCount, formatElapsed } from "./format.ts";
+import { counted, formatCount, formatElapsed, linearTicks, stepLabels, timeLabels, timeTicks } from "./format.ts";
 import { lowerBound } from "./sorted.ts";
 
 import type { Series } from "./api.ts";
@@ -74,6 +74,15 @@ export function xAxisOf(axis: Alignment, overview: Series, pauses: [number, numb
   const updates = axis === "updates" ? overview.line("updates") : null;
   return axis === "time" ? new TimeAxis(overview, undefined, pauses)
     : updates ? new TimeAxis(overview, updates.max) : STEPS_AXIS;
+}
+
+/** @param time whether it shows seconds */
+export function xTicks(time: boolean, min: number, max: number, count: number) {
+  return time ? timeTicks(min, max, count) : linearTicks(min, max, count, 1);
+}
+
+export function xTickLabels(time: boolean, ticks: number[]) {
+  return time ? timeLabels(ticks) : stepLabels(ticks);
 }
 
 /** How points on it are written, in words. @param single whether each stands for one step */

@@ -1,0 +1,73 @@
+/** The heat map in words: what its colours stand for, what is known of a cell, and the table of a step. */
+
+import { element, table } from "./elements.ts";
+import { counted, formatCount, formatNumber } from "./format.ts";
+import { brokenRows, bucketOf, colourMap, worstOf } from "./heatcells.ts";
+
+import type { Cells } from "./answers.ts";
+import type { HeatMode, HeatRow } from "./heatcells.ts";
+
+/** What a mode's values are called. */
+function titleOf({ scale, title }: HeatMode) {
+  return scale === "none" ? "Gradient norm" : title;
+}
+
+/** What is known of a cell, as pairs; nothing where there is no sample. */
+export function cellFacts(cells: Cells, mode: HeatMode, row: HeatRow, bucket: number): [string, string][] {
+  if (bucket < 0 || bucket >= cells.step.length) return [];
+  const { value, at, broken } = worstOf(cells, row.members, bucket);
+  const [from, to] = [cells.step[bucket], cells.stepLast[bucket]];
+  const facts: [string, string][] = [[from === to ? "Step" : "Steps",
+    from === to ? formatCount(from) : `${formatCount(from)} to ${formatCount(to)}`]];
+  const written = mode.scale === "share" && value !== null ? `${formatNumber(Number((100 * value).toPrecision(3)))} %`
+    : formatNumber(value === null ? null : Number(value.toPrecision(5)));
+  facts.push([(row.group ? "worst " : "") + titleOf(mode).toLowerCase(), written]);
+  if (row.group && at >= 0) facts.push(["of", cells.rows[at]]);
+  if (broken) facts.push(["Not finite", counted(broken, "sample")]);
+  return facts;
+}
+
+/** What the colours stand for. */
+export function heatKey(mode: HeatMode, range: [number, number]): HTMLElement[] {
+  const bar = element("canvas", { width: 256, height: 1, class: "heat-bar", "aria-hidden": "true" });
+  const context = bar.getContext("2d") as CanvasRenderingContext2D;
+  const image = context.createImageData(256, 1);
+  new Uint32Array(image.data.buffer).set(colourMap(document.documentElement.classList.contains("dark")));
+  context.putImageData(image, 0, 0);
+  const ends = mode.scale === "doublings" ? [range[1], range[0]] : range;
+  const [low, high] = ends.map((end) =>
+    mode.scale === "share" ? `${end * 100} %` : formatNumber(Number(end.toPrecision(2)))
+  );
+  const scale = mode.scale === "none" ? []
+    : [element("span", {}, low), bar, element("span", {}, high + (mode.scale === "doublings" ? " doublings" : "")),
+      element("span", {}, "up to the next sample")];
+  return [
+    ...scale,
+    element("span", {}, element("span", "heat-broken"), "not finite, at its steps"),
+    element("span", {}, element("span", "heat-none"), "no value"),
+  ];
+}
+
+/** What is shown, for screen readers. */
+export function heatSummary(cells: Cells, mode: HeatMode, rows: HeatRow[], view: [number, number]) {
+  const groups = rows.filter(({ group }) => group).length;
+  const broken = brokenRows(cells, rows, ...view);
+  return `${mode.title}, ${counted(rows.length, "row")}${groups ? `, ${groups} of them modules` : ""}, steps ${
+    formatCount(view[0])
+  } to ${formatCount(view[1])}; ${
+    broken ? `${counted(broken, "row")} with values that are not finite` : "all values finite"
+  }.`;
+}
+
+/** The values at a step. */
+export function heatTable(cells: Cells, mode: HeatMode, rows: HeatRow[], step: number) {
+  const bucket = bucketOf(cells, step);
+  const [from, to] = [cells.step[bucket], cells.stepLast[bucket]];
+  const caption = bucket < 0 ? "No sample here"
+    : from === to ? `At step ${formatCount(from)}` : `At steps ${formatCount(from)} to ${formatCount(to)}`;
+  return table("small-table", ["Tensor", titleOf(mode), "Not finite"], rows.map((row) => {
+    const facts = cellFacts(cells, mode, row, bucket);
+    return [row.group ? `${row.label} (${row.members.length})` : row.name, facts[1]?.[1] ?? "–",
+      facts.find(([name]) => name === "Not finite")?.[1] ?? "–"];
+  }), caption);
+}
