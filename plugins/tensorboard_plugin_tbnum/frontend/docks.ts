@@ -4,7 +4,6 @@
  */
 
 import { isOfTensors } from "./actions.ts";
-
 import { element } from "./elements.ts";
 import { runTitle } from "./format.ts";
 import { DRAWN } from "./model.ts";
@@ -58,7 +57,7 @@ export class Docks {
     switch (tab) {
       case "findings": {
         const { FindingsTable } = await import("./findings.ts");
-        return (this.findings ??= new FindingsTable(api, store, () => this.figure())).element;
+        return (this.findings ??= new FindingsTable(api, store, (form) => this.figure(form))).element;
       }
       case "led": {
         const { LedHere } = await import("./ledhere.ts");
@@ -80,10 +79,12 @@ export class Docks {
   }
 
   /** The charts as a picture. */
-  async figure() {
-    const { figure } = await import("./figure.ts");
+  async figure(form: "svg" | "png"): Promise<Blob> {
+    const { figureSvg, pngBlob, svgBlob } = await import("./figure.ts");
     const { overlay } = this.beside;
-    return figure(this.charts, runTitle(this.store.state.run ?? ""), overlay?.active ? overlay.legend.named : []);
+    const made = figureSvg(this.charts, runTitle(this.store.state.run ?? ""),
+      overlay?.active ? overlay.legend.named : []);
+    return form === "svg" ? svgBlob(made) : pngBlob(made);
   }
 
   /** Draws what is open, after the charts. */

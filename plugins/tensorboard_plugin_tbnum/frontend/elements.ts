@@ -79,6 +79,21 @@ export function download(content: Blob, name: string) {
   setTimeout(() => URL.revokeObjectURL(href), 10_000);
 }
 
+/** Makes a picture of the charts. */
+export type Figure = (form: "svg" | "png") => Promise<Blob>;
+
+/** Buttons that save a picture. @param done what follows a press */
+export function figureButtons(figure: Figure, name: () => string, done = () => {}) {
+  return (["svg", "png"] as const).map((form) =>
+    button(`Figure (${form.toUpperCase()})`,
+      form === "svg" ? "The charts as they are now, as lines" : "The charts as they are now, at twice their size",
+      async () => {
+        done();
+        download(await figure(form), `${name().replaceAll(/[^\w.-]+/g, "-")}.${form}`);
+      })
+  );
+}
+
 /** What opens below the charts. */
 export function dock(label: string, head: (string | Node)[], close: HTMLElement, ...content: Node[]) {
   return element("section", { class: "dock", "aria-label": label }, element("header", "dock-head", ...head, close),

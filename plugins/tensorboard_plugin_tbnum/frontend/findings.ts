@@ -3,10 +3,11 @@
  */
 
 import { goToStep, select } from "./actions.ts";
-import { button, dock, download, element, headRow, iconButton, scroller } from "./elements.ts";
+import { button, dock, element, figureButtons, headRow, iconButton, scroller } from "./elements.ts";
 import { counted, formatCount, typeset, words } from "./format.ts";
 
 import type { Api } from "./api.ts";
+import type { Figure } from "./elements.ts";
 import type { PanelStore } from "./state.ts";
 import type { EventGroup, Finding, TbnumEvent } from "./answers.ts";
 
@@ -139,7 +140,7 @@ export class FindingsTable {
   );
   element: HTMLElement;
 
-  constructor(readonly api: Api, readonly store: PanelStore, readonly figure: () => Promise<Blob>) {
+  constructor(readonly api: Api, readonly store: PanelStore, readonly figure: Figure) {
     this.element = dock(
       "Findings and events",
       [element("h2", {}, "Findings and events"), this.search, this.count, this.links],
@@ -163,10 +164,8 @@ export class FindingsTable {
     const link = (what: "steps" | "events", format: "csv" | "json") =>
       element("a", { class: "export", href: this.api.exportUrl(run, what, format), download: "" },
         `${what} ${format.toUpperCase()}`);
-    const figure = button("Figure (PNG)", "The charts as they are now",
-      async () => download(await this.figure(), `${run.replaceAll(/[^\w.-]+/g, "-")}.png`));
     this.links.replaceChildren("Save", link("events", "csv"), link("events", "json"), link("steps", "csv"),
-      link("steps", "json"), figure);
+      link("steps", "json"), ...figureButtons(this.figure, () => run));
     const { findings, groups } = await this.api.findings(run).catch(() => ({ findings: [], groups: [] }));
     if (this.key !== key) return;
     this.rows = findingRows(findings, events);

@@ -214,9 +214,8 @@ export class Overlay {
   }
 
   /** Skips of the others, a lane each, below the marks of the current run. @param width pixels of the plots */
-  drawStrip(left: number, width: number) {
+  drawStrip(left: number, width: number, context = this.strip.getContext("2d")) {
     const { strip, stripHeight: height, looked, data: { scene } } = this;
-    const context = strip.getContext("2d");
     if (!context || !scene || !height) return;
     const ratio = devicePixelRatio || 1;
     const skipping = this.#skipping;

@@ -90,7 +90,7 @@ export function drawRuns(plot: Plot, spec: ChartSpec, lines: OverlayLine[], poin
     ctx.fillStyle = color;
     for (const { low, high, alpha } of bands) {
       ctx.globalAlpha = faded ? alpha / 5 : at === looked ? alpha : alpha * lightness;
-      for (const path of areas(line, low, high, from, to, px, py)) ctx.fill(path);
+      fillBetween(ctx, line, low, high, from, to, px, py);
     }
     ctx.globalAlpha = faded ? 0.22 : 1;
     ctx.strokeStyle = color;
@@ -277,23 +277,21 @@ export function apart<T extends { x: number; y: number }>(ends: T[], width: numb
   return placed;
 }
 
-/** What lies between two rows of values, in pieces where there are gaps. */
-function areas({ x: xs, missing }: OverlayLine, low: any, high: any, from: number, to: number,
-  px: (x: number) => number, py: (y: number) => number) {
-  const paths = [];
+/** Fills what lies between two rows of values, in pieces where there are gaps. */
+function fillBetween(ctx: CanvasRenderingContext2D, { x: xs, missing }: OverlayLine, low: any, high: any, from: number,
+  to: number, px: (x: number) => number, py: (y: number) => number) {
   for (let at = from; at <= to;) {
     if (low[at] === null || high[at] === null) {
       at += 1;
       continue;
     }
-    const path = new Path2D();
     const start = at;
-    path.moveTo(px(xs[at]), py(high[at]));
+    ctx.beginPath();
+    ctx.moveTo(px(xs[at]), py(high[at]));
     for (at += 1; at <= to && low[at] !== null && high[at] !== null && !missing.has(at - 1); at++)
-      path.lineTo(px(xs[at]), py(high[at]));
-    for (let back = at - 1; back >= start; back--) path.lineTo(px(xs[back]), py(low[back]));
-    path.closePath();
-    paths.push(path);
+      ctx.lineTo(px(xs[at]), py(high[at]));
+    for (let back = at - 1; back >= start; back--) ctx.lineTo(px(xs[back]), py(low[back]));
+    ctx.closePath();
+    ctx.fill();
   }
-  return paths;
 }

@@ -5,7 +5,7 @@
 import { changeViews, fold, goToStep, isOfTensors, reload, resetViews, smooth, textOfStep,
   toggleDock } from "./actions.ts";
 import { clippedShare } from "./describe.ts";
-import { button, copyButton, download, element } from "./elements.ts";
+import { button, copyButton, element, figureButtons } from "./elements.ts";
 import { skipSummary, spikeSummary } from "./events.ts";
 import { counted, formatCount, formatElapsed, formatScaleShort, isPlain, parseCount, runTitle,
   statusOf } from "./format.ts";
@@ -15,6 +15,7 @@ import { resetZoom, toggleFollowing } from "./zoom.ts";
 
 import type { RunRow } from "./answers.ts";
 import type { Api } from "./api.ts";
+import type { Figure } from "./elements.ts";
 import type { Loaded } from "./rundata.ts";
 import type { PanelStore } from "./state.ts";
 
@@ -45,7 +46,7 @@ export class Page {
   resetButton: HTMLButtonElement;
   app: HTMLDivElement;
 
-  constructor(readonly store: PanelStore, readonly api: Api, readonly figure: () => Promise<Blob>, body: HTMLElement,
+  constructor(readonly store: PanelStore, readonly api: Api, readonly figure: Figure, body: HTMLElement,
     parts: { charts: HTMLElement; dock: HTMLElement; runs: HTMLElement; legend: HTMLElement; card: HTMLElement;
       events: HTMLElement; cursor: HTMLElement }) {
     this.content = element(
@@ -178,17 +179,15 @@ export class Page {
     const { run } = state.loaded;
     const [from, to] = viewOf(state).map(Math.round);
     const view = state.zoom ? { from, to } : {};
-    const name = run.replaceAll(/[^\w.-]+/g, "-");
     const link = (what: "steps" | "events", format: "csv" | "json") =>
       element("a", { class: "save", href: api.exportUrl(run, what, format, view), download: "", onclick: () => {
         this.saveMenu.open = false;
       } }, `${what === "steps" ? "Steps" : "Events"} in view (${format.toUpperCase()})`);
-    const figure = button("Figure (PNG)", "The charts as they are now, at twice their size", async () => {
+    const figures = figureButtons(this.figure, () => run, () => {
       this.saveMenu.open = false;
-      download(await this.figure(), `${name}.png`);
     });
     this.saveList.replaceChildren(link("steps", "csv"), link("steps", "json"), link("events", "csv"),
-      link("events", "json"), figure);
+      link("events", "json"), ...figures);
   }
 
   /** Closes what is open over the charts. @returns whether anything was */

@@ -33,7 +33,7 @@ export function startPanel(body: HTMLElement) {
   const docks = new Docks(api, store, charts, runs);
   selection.watch();
   const cursor = new Cursor(store, charts, server.data, runs);
-  const page = new Page(store, api, () => docks.figure(), body, { charts: charts.root, dock: docks.element,
+  const page = new Page(store, api, (form) => docks.figure(form), body, { charts: charts.root, dock: docks.element,
     runs: runs.list.element, legend: selection.legend.element, card: selection.card.element,
     events: selection.list.element, cursor: cursor.card.element });
 
