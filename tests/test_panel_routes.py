@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from tbnum.compare import diff
+from tbnum.compare.settings import settings_apart
 from tbnum.compare.words import sentence
 from tbnum.explain import what_led_here
 from tbnum.log.reader import Run
+from tbnum.log.schema import step_columns
+from tbnum.log.writer import LogWriter
 from tensorboard_plugin_tbnum import runs
-from tests.recorded import record, skip
+from tests.recorded import META, append, record, skip
 from tests.routes import Panel
 
 NAN = float("nan")
@@ -71,6 +74,80 @@ def test_two_runs_part_where_the_package_says_so(panel: Panel, tmp_path: Path) -
     none = panel.json("apart", a="scaled", b="later")
     assert none["steps"] == 0 and "no step in common" in none["sentence"]
     assert "gone" in panel.refused(404, "apart", a="scaled", b="gone")
+
+
+def test_how_the_settings_of_two_runs_differ_is_told_though_they_have_no_step_in_common(
+    panel: Panel, tmp_path: Path
+) -> None:
+    record(tmp_path / "fast", range(900, 910), config={"lr": 0.1, "nested": {"a": [1, 2]}}, seed=3)
+    panel = Panel(tmp_path)
+    expected = settings_apart(Run(tmp_path / "scaled").meta, Run(tmp_path / "fast").meta)
+    apart = panel.json("apart", a="scaled", b="fast")
+    assert [row[0] for row in apart["settings"]] == [setting.name for setting in expected]
+    assert ["seed", "\N{EN DASH}", "3"] in apart["settings"] and apart["first_step"] is None
+
+
+@pytest.fixture
+def of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Panel:
+    """Three ranks, each with a loss of its own: at step 60 that of rank 2 is large."""
+    monkeypatch.setattr(runs.RunTable, "start", runs.RunTable.scan)
+    for rank in range(3):
+        meta = {**META, "world_size": 3}
+        log = LogWriter(tmp_path / "many", columns=step_columns({"optimizer": 1}), meta=meta, rank=rank)
+        append(log, range(100), {step: {"loss": loss_of(rank, step)} for step in range(100)})
+        if rank == 0:
+            log.write_batches([(61, np.arange(100, 300, dtype=np.int64))])
+        log.close()
+    return Panel(tmp_path)
+
+
+def loss_of(rank: int, step: int) -> float:
+    return 2.0 + rank / 100 + (50.0 if (rank, step) == (2, 60) else 0.0)
+
+
+def test_each_ranks_loss_is_a_column_and_the_spread_beside_it(of_ranks: Panel) -> None:
+    derived = of_ranks.json("run", run="many")["derived"]
+    names = [f"loss/rank_{rank}" for rank in range(3)]
+    assert set(names) <= set(derived)
+    _, arrays = of_ranks.binary("series", run="many", columns=",".join(names), buckets=200)
+    for rank, name in enumerate(names):
+        np.testing.assert_allclose(arrays[name], [loss_of(rank, step) for step in range(100)], rtol=1e-6)
+    assert "has no column" in of_ranks.refused(404, "series", run="many", columns="loss/rank_7")
+
+
+def test_what_led_to_a_step_names_the_rank_and_the_samples(of_ranks: Panel) -> None:
+    led = of_ranks.json("led", run="many", step=61)
+    worst = led["quantities"][0]
+    assert (worst["name"], worst["rank"], worst["at_step"]) == ("loss", 2, 60)
+    assert not [one for one in led["quantities"] if one["name"] == "grad_norm" and one["rank"] is not None]
+    assert led["samples"] == list(range(100, 164)) and led["samples_total"] == 200
+    assert of_ranks.json("led", run="many", step=62)["samples"] is None
+
+
+def test_a_run_leaves_the_band_of_seeds_where_its_means_do_and_stay_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs.RunTable, "start", runs.RunTable.scan)
+    noise = np.random.default_rng(5).normal(size=(6, 640)) * 0.05
+    for seed in range(4):
+        values = {step: {"loss": 2.0 + noise[seed, step], "grad_norm": 1.0} for step in range(640)}
+        record(tmp_path / f"seed{seed}", range(640), values)
+    for name, row, shift in (("same", 4, 0.0), ("left", 5, 0.4)):
+        values = {
+            step: {"loss": 2.0 + noise[row, step] + (shift if step >= 320 else 0.0), "grad_norm": 1.0}
+            for step in range(640)
+        }
+        record(tmp_path / name, range(640), values)
+    panel = Panel(tmp_path)
+    line = '["seed0","seed1","seed2","seed3"]'
+    left = panel.json("band", run="left", line=line, columns="loss,grad_norm,none")
+    assert left["columns"] == {"loss": {"leaves": 320}, "grad_norm": {"leaves": None}}
+    assert panel.json("band", run="same", line=line, columns="loss")["columns"]["loss"]["leaves"] is None
+    own = panel.json("band", run="seed0", line=line, columns="loss")
+    assert own["seeds"] == ["seed1", "seed2", "seed3"] and own["columns"]["loss"]["leaves"] is None
+    assert panel.json("band", run="left", line='["seed0"]', columns="loss")["columns"] == {}
+    assert "JSON list" in panel.refused(400, "band", run="left", line="seed0", columns="loss")
+    assert "gone" in panel.refused(404, "band", run="left", line='["gone"]', columns="loss")
 
 
 def test_files_of_a_view_hold_its_steps_and_no_others(panel: Panel) -> None:

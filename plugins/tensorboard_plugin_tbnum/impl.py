@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.compare import diff
-from tbnum.compare.words import next_step, sentence
-from tbnum.explain import what_led_here
 from tbnum.explain.summary import group_events, worth_reading
 from tbnum.log.reader import Totals
 from tbnum.log.schema import STEP_HASH, Event
@@ -28,11 +25,9 @@ from tensorboard_plugin_tbnum.snapshots import Listing, Row, Snapshot
 from tensorboard_plugin_tbnum.tables import Answer, NotFound
 
 __all__ = [
-    "apart_impl",
     "events_impl",
     "findings_impl",
     "health_impl",
-    "led_impl",
     "nonfinite_impl",
     "pack",
     "plain",
@@ -241,37 +236,6 @@ def _clipped_share(snapshot: Snapshot) -> float | None:
     return float(clipped.mean()) if len(clipped) else None
 
 
-def apart_impl(one: Snapshot, other: Snapshot) -> dict[str, Any]:
-    """At which step two runs part, in what both recorded, bit for bit: as `tbnum.diff` has it.
-
-    Costs some 0.2 s for a million steps, and 30 us for each table of tensors that both have.
-    """
-    try:
-        found = diff(one, other)
-    except ValueError as error:  # no step in common
-        return {"steps": 0, "first_step": None, "sentence": str(error), "next": ""}
-    return {
-        "steps": found.steps,
-        "first_step": found.first_step,
-        "sentence": sentence(found),
-        "next": next_step(found) or "",
-    }
-
-
-def led_impl(snapshot: Snapshot, step: int) -> dict[str, Any]:
-    """What left its usual in the steps before `step`."""
-    try:
-        found = dataclasses.asdict(what_led_here(snapshot, step))
-    except ValueError as error:
-        raise NotFound(str(error)) from error
-    return {
-        **found,
-        "quantities": [
-            {**one, "steps": list(one["steps"]), "values": list(one["values"])} for one in found["quantities"]
-        ],
-    }
-
-
 def settings_impl(sessions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the newest of a run's sessions recorded of its settings, for comparing runs."""
     others = {key: value for key, value in sessions[-1].items() if key not in NO_SETTINGS}
@@ -299,7 +263,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
 def _column(snapshot: Snapshot, name: str) -> np.ndarray:
     values = column_of(name, snapshot.steps, snapshot.derived)
     if values is None and is_of_ranks(name):
-        values = of_ranks(name, snapshot.ranks)
+        values = of_ranks(name, snapshot.ranks, snapshot.derived)
         if values is not None:
             snapshot.derived[name] = values
     if values is None:

@@ -20,7 +20,7 @@ from tbnum import export
 from tbnum.explain import explain_run, findings
 from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL
 from tbnum.log.tags import checked_mapping
-from tensorboard_plugin_tbnum import decimate, impl, tables
+from tensorboard_plugin_tbnum import decimate, impl, judging, tables
 from tensorboard_plugin_tbnum.derived import is_of_ranks
 from tensorboard_plugin_tbnum.event_versions import EventVersions
 from tensorboard_plugin_tbnum.http import (
@@ -118,13 +118,14 @@ class TbnumPlugin(base_plugin.TBPlugin):
             "/ridge": self._serve_ridge,
             "/findings": self._serve_findings,
             "/apart": self._serve_apart,
+            "/band": self._serve_band,
             "/health": self._serve_health,
             "/led": self._serve_led,
             "/settings": self._serve_settings,
             "/export": self._serve_export,
             "/static/*": self._serve_static,
         }
-        long = ("/events", "/step", "/findings", "/health", "/led", "/apart", "/export")
+        long = ("/events", "/step", "/findings", "/health", "/led", "/apart", "/band", "/export")
         return {path: application(route if path in long else self._quick(route)) for path, route in routes.items()}
 
     def _quick(self, route: Route) -> Route:
@@ -236,7 +237,13 @@ class TbnumPlugin(base_plugin.TBPlugin):
             self._runs.snapshot(text(request, name), events=True, tensors=True, checksums=True) for name in ("a", "b")
         )
         tag = etag("apart", one.version, one.events_version, other.version, other.events_version)
-        return answer(request, JSON, tag, lambda: to_json(impl.apart_impl(one, other)))
+        return answer(request, JSON, tag, lambda: to_json(judging.apart_impl(one, other)))
+
+    def _serve_band(self, request: wrappers.Request) -> wrappers.Response:
+        run, seeds = self._snapshot(request), [self._runs.snapshot(name) for name in lines(request)[0]]
+        wanted = columns(request, "loss,grad_norm")
+        tag = etag("band", run.version, [seed.version for seed in seeds], wanted)
+        return answer(request, JSON, tag, lambda: to_json(judging.band_impl(run, seeds, wanted)))
 
     def _serve_health(self, request: wrappers.Request) -> wrappers.Response:
         return self._json(request, self._snapshot(request, findings=True), impl.health_impl)
@@ -245,7 +252,8 @@ class TbnumPlugin(base_plugin.TBPlugin):
         step = integer(request, "step")
         if step is None:
             raise Malformed("step is missing; give the number of a step, as in step=1200")
-        return self._json(request, self._snapshot(request, tensors=True), impl.led_impl, step)
+        snapshot = self._snapshot(request, tensors=True, ranks=True)
+        return self._json(request, snapshot, judging.led_impl, step, self._runs.batch(snapshot.run, step))
 
     def _serve_settings(self, request: wrappers.Request) -> wrappers.Response:
         name = text(request, "run")

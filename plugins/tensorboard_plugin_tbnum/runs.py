@@ -206,6 +206,14 @@ class RunTable:
         """Marks a question that is answered in a moment: what takes long to work out does not begin meanwhile."""
         return self._explainer.quickly()
 
+    def batch(self, name: str, step: int) -> list[int] | None:
+        """The ids of a step's samples, where the record has them. Reads one record."""
+        entry = self._find(name)
+        with entry.lock:
+            run = self._opened(entry)
+            ids = run.batch(step) if isinstance(run, Run) else None
+        return None if ids is None else ids.tolist()
+
     def sessions(self, name: str) -> Sequence[Mapping[str, Any]]:
         """What each session of a run recorded when it began, oldest first. Reads no step: 0.1 ms a session."""
         entry = self._find(name)
