@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { MODES, badnessOf, brokenRows, colourMap, deepest, depthAtFirst, heatRows, moduleOf, rangeOf, rowPixels, shareOf, spans, usualGap } from "../../plugins/tensorboard_plugin_tbnum/frontend/heatcells.ts";
+import { MODES, badnessOf, brokenRows, deepest, depthAtFirst, heatRows, moduleOf, rangeOf, rowPixels, shareOf, spans, usualGap } from "../../plugins/tensorboard_plugin_tbnum/frontend/heatcells.ts";
+import { colourMap } from "../../plugins/tensorboard_plugin_tbnum/frontend/heatcolours.ts";
 
 const NAMES = ["wte.weight", "blocks.0.attn.weight", "blocks.0.attn.bias", "blocks.1.attn.weight", "ln_f.weight"];
 

@@ -26,8 +26,16 @@ test("views that a text does not name stand at the end, as at first; nonsense is
 test("columns of hidden views are not asked for, and what a legend needs is", () => {
   const columns = ["loss", "loss_scale", "lr", "update_ratio", "clip_coef", "clipped", "nonfinite_tensors"];
   assert.deepEqual(neededColumns(columns, ""), ["loss", "loss_scale", "nonfinite_tensors", "clipped"]);
-  assert.deepEqual(neededColumns(columns, "", new Set(["loss", "scale", "lr", "clip"])).sort(), ["clipped", "loss", "nonfinite_tensors", "update_ratio"]);
-  assert.deepEqual(neededColumns(columns, "", new Set(["loss", "scale", "lr", "ratio"])).sort(), ["clip_coef", "clipped", "loss", "nonfinite_tensors"]);
+  assert.deepEqual(neededColumns(columns, "", { ...firstViews(), hidden: new Set(["loss", "scale", "lr", "clip"]) }).sort(), ["clipped", "loss", "nonfinite_tensors", "update_ratio"]);
+  assert.deepEqual(neededColumns(columns, "", { ...firstViews(), hidden: new Set(["loss", "scale", "lr", "ratio"]) }).sort(), ["clip_coef", "clipped", "loss", "nonfinite_tensors"]);
+});
+
+test("each rank's own column is asked for where ranks have lines, which an address says", () => {
+  const columns = ["loss", "loss/rank_min", "loss/rank_max", "loss/rank_0", "loss/rank_11"];
+  const views = parseViews("loss^,scale");
+  assert.match(formatViews(views), /^loss\^,/);
+  assert.deepEqual(neededColumns(columns, "", views), ["loss", "loss/rank_min", "loss/rank_max", "loss/rank_0", "loss/rank_11"]);
+  assert.deepEqual(neededColumns(columns, ""), ["loss", "loss/rank_min", "loss/rank_max"]);
 });
 
 /** Ids of the views that a run is shown with when nobody chose. */

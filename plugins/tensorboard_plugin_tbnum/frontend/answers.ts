@@ -196,6 +196,8 @@ export type LedQuantity = {
   name: string;
   optimizer: string | null;
   tensor: string | null;
+  /** whose it is, where each rank has its own; null: the run's */
+  rank: number | null;
   usual: number;
   value: number;
   at_step: number;
@@ -211,6 +213,9 @@ export type LedAnswer = {
   /** furthest from their usual first */
   quantities: LedQuantity[];
   not_recorded: string[];
+  /** the first ids of the step's own samples, and how many there were; null where they were not recorded */
+  samples: number[] | null;
+  samples_total: number | null;
 };
 
 /** Where two runs part, in what both recorded. */
@@ -222,4 +227,9 @@ export type ApartAnswer = {
   sentence: string;
   /** what to do next */
   next: string;
+  /** name, in the first, in the second */
+  settings: [string, string, string][];
 };
+
+/** From which step a run is outside of what seeds of one setting do, by column; null: it is not. */
+export type BandAnswer = { run: string; seeds: string[]; columns: Record<string, { leaves: number | null }> };

@@ -3,7 +3,7 @@
  * both.
  */
 
-import type { ApartAnswer, Cells, EventsAnswer, FindingsAnswer, Header, HealthAnswer, HistogramAnswer, LedAnswer, Line,
+import type { ApartAnswer, BandAnswer, Cells, EventsAnswer, FindingsAnswer, Header, HealthAnswer, HistogramAnswer, LedAnswer, Line,
   NonfiniteAnswer, RidgeAnswer, RunInfo, RunTable, SettingsAnswer, StepValues, TensorsAnswer,
   Values } from "./answers.ts";
 
@@ -217,6 +217,11 @@ export class Api {
   /** Where two runs part. */
   apart(a: string, b: string): Promise<ApartAnswer> {
     return this.#get("apart", pairs({ a, b }), json);
+  }
+
+  /** Where a run leaves what seeds of one setting do. */
+  band(run: string, seeds: string[], columns: string[]): Promise<BandAnswer> {
+    return this.#get("band", pairs({ run, line: JSON.stringify(seeds), columns: columns.join(",") }), json);
   }
 
   /** What left its usual in the steps before one. */

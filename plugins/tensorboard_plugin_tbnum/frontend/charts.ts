@@ -19,9 +19,10 @@ import { Pointer } from "./pointer.ts";
 import { PADDING_RIGHT, makePlot, xLabel } from "./plot.ts";
 import { NOTHING, lineOf, missingAfter, missingBetween, plotData, sampledLine } from "./plotdata.ts";
 import { below, plotSizes } from "./room.ts";
+import { drawRankLines } from "./ranklines.ts";
 import { lowerBound } from "./sorted.ts";
 import { axisOf, rowOf } from "./state.ts";
-import { CHARTS, TENSOR_CHART, scaleOf } from "./views.ts";
+import { CHARTS, RANK_COLUMN, TENSOR_CHART, scaleOf } from "./views.ts";
 import { STEPS_AXIS } from "./xaxis.ts";
 import { sayReach } from "./yreach.ts";
 
@@ -102,7 +103,7 @@ export class Charts {
       pane.plot = null;
       pane.made = [];
     }
-    this.root.replaceChildren(this.marks.element, ...(this.overlay ? [this.overlay.strip] : []),
+    this.root.replaceChildren(this.marks.element, ...(this.overlay ? [this.overlay.skips.element] : []),
       ...this.panes.flatMap((pane) => [pane.element, pane.grip]));
     if (focused instanceof HTMLElement && this.root.contains(focused)) focused.focus();
   }
@@ -129,7 +130,7 @@ export class Charts {
 
   setOverlay(overlay: Overlay) {
     this.overlay = overlay;
-    this.marks.element.after(overlay.strip);
+    this.marks.element.after(overlay.skips.element);
   }
 
   /** The view at a height of the window, the first where there is none. */
@@ -160,9 +161,11 @@ export class Charts {
     const model = (this.model = modelOf(state, state.loaded, this.symlog));
     this.xAxis = axisOf(state);
     this.overlay?.prepare();
-    for (const { log, smooth, spec } of this.panes) {
+    for (const { log, smooth, ranks, spec } of this.panes) {
       log.setAttribute("aria-pressed", String(scaleOf(state.views, spec) === "log10"));
       smooth.setAttribute("aria-pressed", String(state.views.smooth.has(spec.id)));
+      ranks.setAttribute("aria-pressed", String(state.views.ranks.has(spec.id)));
+      ranks.hidden = !state.loaded.info.derived.some((name) => RANK_COLUMN.exec(name)?.[1] === spec.lines[0].column);
     }
     // once, before what is written makes reading dear
     this.room = { width: this.root.clientWidth, height: this.root.clientHeight };
@@ -170,12 +173,12 @@ export class Charts {
     this.store.set({ plotWidth: this.plotWidth });
     if (!Object.keys(this.colors.known).length) this.colors.read();
     const lanesChanged = this.marks.layout(model, this.room.width);
-    if (this.overlay?.layStrip(this.gutter, this.plotWidth) || lanesChanged) this.sizes = null;
+    if (this.overlay?.skips.layout(this.gutter, this.plotWidth) || lanesChanged) this.sizes = null;
     this.symlog.clear();
     for (const { spec } of this.panes) if (this.scaleOf(spec) === "symlog") this.symlog.add(spec.id);
     const fresh = this.panes.map((pane) => this.#prepare(pane));
     const sizes =
-      (this.sizes ??= plotSizes(this.panes, this.room, this.marks.height + (this.overlay?.stripHeight ?? 0),
+      (this.sizes ??= plotSizes(this.panes, this.room, this.marks.height + (this.overlay?.skips.height ?? 0),
         this.store.state.views.heights)); // after what stands above the plots has its height
     const [min, max] = this.xRange();
     this.panes.forEach((pane, index) => {
@@ -307,6 +310,7 @@ export class Charts {
   }
 
   drawBehind(plot: Plot, spec: ChartSpec) {
+    drawRankLines(plot, this, spec);
     this.overlay?.drawLines(plot, spec, this.scaleOf(spec));
   }
 
@@ -326,7 +330,7 @@ export class Charts {
     const { plot: first } = this.panes[0];
     const [loss] = this.every;
     if (first) this.marks.draw(this.#drawing, areaOf(first), { ...loss, scale: this.scaleOf(loss.spec) });
-    this.overlay?.drawStrip(this.gutter, this.plotWidth);
+    this.overlay?.skips.draw(this.gutter, this.plotWidth);
     this.setCursor(this.cursorStep);
   }
 }

@@ -3,6 +3,7 @@
 import { element } from "./elements.ts";
 import { counted, formatCount, formatNumber, formatScale, formatShare } from "./format.ts";
 import { lineOf } from "./plotdata.ts";
+import { ranksText } from "./ranklines.ts";
 import { lowerBound } from "./sorted.ts";
 import { TENSOR_CHART } from "./views.ts";
 
@@ -80,10 +81,18 @@ export function clippedText(series: SeriesLike, prefix: string, from: number, to
   return known ? `clipped in ${formatShare(clipped, known)} of ${counted(known, "update")}` : "";
 }
 
-/** The same of a whole run, in short: "60 % clipped". */
+const LEAST_STEPS = 40; // of a run whose last tenth is told of
+
+/** The same of a whole run and of its last tenth, in short: "60 % clipped (12 % of the last 120 steps)". */
 export function clippedShare(series: SeriesLike, prefix: string) {
-  const { known, clipped } = clippedIn(series, prefix, -Infinity, Infinity);
-  return known ? `${formatShare(clipped, known)} clipped` : "";
+  const all = clippedIn(series, prefix, -Infinity, Infinity);
+  if (!all.known) return "";
+  const text = `${formatShare(all.clipped, all.known)} clipped`;
+  const late = Math.floor(0.9 * series.length); // a point, so that what is told is exact
+  const steps = (series.stepLast[series.length - 1] ?? 0) - (series.step[late] ?? 0) + 1;
+  const end = clippedIn(series, prefix, series.step[late], Infinity);
+  return series.length < LEAST_STEPS || !end.known ? text
+    : `${text} (${formatShare(end.clipped, end.known)} of the last ${formatCount(steps)} steps)`;
 }
 
 function clippedIn(series: SeriesLike, prefix: string, from: number, to: number) {
@@ -127,6 +136,8 @@ export function describePane(charts: Charts, { spec, title, holder, legend, summ
   const broken = edge.step.some((step) => step >= from && step <= to);
   const items = keyItems(spec, drawn, series, model, (line) => colors.css(spec, line), broken,
     overlay?.active ? overlay.lacking(spec) : [], overlay?.againstText(spec));
+  const ofRanks = ranksText(charts, spec);
+  if (ofRanks) items.push(keyItem(ofRanks, "line faint", colors.known["--text-2"]));
   summary.textContent = summaryOf(spec, series, model, emptyText(charts, spec))
     + (overlay?.summary(spec, charts.scaleOf(spec)) ?? "");
   const text = colors.css(spec, spec.lines[0]) + items.map((item) => item.textContent).join();

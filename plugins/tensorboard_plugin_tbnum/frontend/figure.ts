@@ -24,7 +24,7 @@ export function figureSvg(charts: Charts, title: string, runs: Named[]): SVGSVGE
   const panes = charts.panes.filter(({ plot }) => plot);
   const width = charts.root.clientWidth;
   const perRow = Math.max(1, Math.floor((width - 2 * MARGIN) / RUN));
-  const strip = charts.overlay?.stripHeight ?? 0;
+  const strip = charts.overlay?.skips.height ?? 0;
   const height = TOP + Math.ceil(runs.length / perRow) * LANE + charts.marks.clusters.length * LANE + strip
     + panes.reduce((sum, { plot }) => sum + (plot?.height ?? 0) + HEAD, 0) + 8;
   const root = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` },
@@ -43,7 +43,7 @@ export function figureSvg(charts: Charts, title: string, runs: Named[]): SVGSVGE
   if (strip) {
     context.save();
     context.translate(0, top);
-    charts.overlay?.drawStrip(charts.gutter, charts.plotWidth, context as unknown as CanvasRenderingContext2D);
+    charts.overlay?.skips.draw(charts.gutter, charts.plotWidth, context as unknown as CanvasRenderingContext2D);
     context.restore();
     top += strip;
   }

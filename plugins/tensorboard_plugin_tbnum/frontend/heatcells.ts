@@ -15,8 +15,8 @@ export type HeatMode = {
   id: string;
   column: string;
   title: string;
-  /** doublings: small is bad. none: only what is not finite counts */
-  scale: "log" | "share" | "doublings" | "none";
+  /** doublings: small is bad. none: only what is not finite counts. ratio: both sides of 1 are */
+  scale: "log" | "share" | "doublings" | "none" | "ratio";
 };
 
 export type HeatRow = {
@@ -70,10 +70,11 @@ export function depthAtFirst(names: string[]) {
  *
  * @param names of tensors
  * @param options
- * `badness`: of each tensor, where the worst come first
+ * `badness`: of each tensor, where the worst come first; `counts`: whether it is a count, to be told
  */
 export function heatRows(names: string[],
-  { depth, open, badness }: { depth: number; open: Set<string>; badness: ArrayLike<number> | null }): HeatRow[] {
+  { depth, open, badness, counts = false }: { depth: number; open: Set<string>; badness: ArrayLike<number> | null;
+    counts?: boolean }): HeatRow[] {
   const groups: Map<string, number[]> = new Map();
   const alone = depth > deepest(names);
   names.forEach((name, at) => {
@@ -86,16 +87,21 @@ export function heatRows(names: string[],
     members.reduce((most, at) => Math.max(most, badness ? badness[at] : 0), -Infinity);
   const sorted = [...groups];
   if (badness) sorted.sort((a, b) => worst(b[1]) - worst(a[1]));
+  const named = (label: string, members: number[]) => {
+    const count = badness && counts ? members.reduce((sum, at) => sum + badness[at], 0) : 0;
+    return count ? `${label} · ${count}` : label;
+  };
   return sorted.flatMap(([key, members]) => {
     if (members.length === 1)
-      return [{ name: names[members[0]], label: names[members[0]], members, group: false, open: false, level: 0 }];
+      return [{ name: names[members[0]], label: named(names[members[0]], members), members, group: false, open: false, level: 0 }];
     const isOpen = open.has(key);
     const label = key === "" ? "(the model's own)" : key;
     const inside = badness ? [...members].sort((a, b) => badness[b] - badness[a]) : members;
     return [
-      { name: key, label, members, group: true, open: isOpen, level: 0 },
+      { name: key, label: named(label, members), members, group: true, open: isOpen, level: 0 },
       ...(isOpen
-        ? inside.map((at) => ({ name: names[at], label: names[at].slice(key ? key.length + 1 : 0), members: [at],
+        ? inside.map((at) => ({ name: names[at], label: named(names[at].slice(key ? key.length + 1 : 0), [at]),
+          members: [at],
           group: false, open: false, level: 1 })
         ) : []),
     ];
@@ -103,6 +109,12 @@ export function heatRows(names: string[],
 }
 
 const ABOVE_ALL = 1e40; // cells are float32
+
+/** How bad a value is; -Infinity where nothing is known. */
+function badOf({ minimum }: Cells, { scale }: HeatMode, value: number) {
+  if (Number.isNaN(value)) return -Infinity;
+  return scale === "ratio" ? Math.abs(Math.log(value)) : minimum ? -value : value;
+}
 
 /** How bad each tensor was at its worst: not finite before all else. @param from step @param to step */
 export function badnessOf(cells: Cells, mode: HeatMode, from: number, to: number) {
@@ -112,8 +124,7 @@ export function badnessOf(cells: Cells, mode: HeatMode, from: number, to: number
     let [worst, broken] = [-Infinity, 0];
     for (let at = row * width + first; at < row * width + last; at++) {
       broken += cells.nonfinite[at];
-      const value = cells.minimum ? -cells.value[at] : cells.value[at];
-      if (value > worst) worst = value;
+      worst = Math.max(worst, badOf(cells, mode, cells.value[at]));
     }
     if (mode.scale === "none") return broken;
     return broken ? broken * ABOVE_ALL : worst;
@@ -126,13 +137,13 @@ export function bucketOf({ step }: Cells, at: number) {
 }
 
 /** The worst value of some rows in a bucket, whose it is (-1: nothing is known), and how many are not finite. */
-export function worstOf(cells: Cells, members: number[], bucket: number) {
+export function worstOf(cells: Cells, mode: HeatMode, members: number[], bucket: number) {
   const width = cells.step.length;
   let [worst, at, broken] = [-Infinity, -1, 0];
   for (const member of members) {
     const value = cells.value[member * width + bucket];
     broken += cells.nonfinite[member * width + bucket];
-    const bad = cells.minimum ? -value : value;
+    const bad = badOf(cells, mode, value);
     if (bad > worst) [worst, at] = [bad, member];
   }
   return { value: at < 0 ? null : cells.value[at * width + bucket], at, broken };
@@ -154,6 +165,7 @@ export function brokenRows(cells: Cells, rows: { members: number[] }[], from: nu
 export function rangeOf(cells: Cells, mode: HeatMode): [number, number] {
   if (mode.scale === "share") return [0, 1];
   if (mode.scale === "none") return [0, 1];
+  if (mode.scale === "ratio") return ratioRange(cells);
   let [least, high] = [Infinity, -Infinity];
   const some: number[] = []; // enough to know the lowest hundredth by; sorting millions takes a second
   const stride = Math.ceil(cells.value.length / 20_000);
@@ -171,11 +183,23 @@ export function rangeOf(cells: Cells, mode: HeatMode): [number, number] {
   return mode.scale === "log" ? [low / 2, low * 2] : [low - 1, low + 1];
 }
 
+/** As far below 1 as above, without the hundredth that is furthest. */
+function ratioRange({ value }: Cells): [number, number] {
+  const stride = Math.ceil(value.length / 20_000);
+  const far = [];
+  for (let at = 0; at < value.length; at += stride)
+    if (value[at] > 0 && value[at] < Infinity) far.push(Math.abs(Math.log(value[at])));
+  far.sort((a, b) => a - b);
+  const most = Math.exp(Math.max(Math.log(1.01), far[Math.floor(0.99 * far.length)] ?? 0));
+  return [1 / most, most];
+}
+
 /** Where in the colours a value stands, 0 to 1; the bad end is 1. */
 export function shareOf(value: number, mode: HeatMode, [low, high]: [number, number]) {
   let share;
   switch (mode.scale) {
     case "log":
+    case "ratio":
       share = value > 0 ? Math.log(value / low) / Math.log(high / low) : 0;
       break;
     case "share":
@@ -188,41 +212,6 @@ export function shareOf(value: number, mode: HeatMode, [low, high]: [number, num
       share = 0;
   }
   return Math.max(0, Math.min(1, share));
-}
-
-/**
- * 256 colours of even steps in lightness (OKLab), from the ground's own lightness away from it, over three hues; as
- * pixels of an `ImageData` on a little-endian machine.
- */
-export function colourMap(dark: boolean) {
-  return Uint32Array.from({ length: 256 }, (_, index) => {
-    const t = index / 255;
-    const lightness = dark ? 0.37 + 0.55 * t : 0.955 - 0.62 * t;
-    const hue = ((dark ? 268 - 175 * t : 215 + 85 * t) * Math.PI) / 180;
-    const chroma = dark ? 0.05 + 0.09 * Math.sin(Math.PI * (0.15 + 0.7 * t))
-      : 0.02 + 0.13 * Math.sin((Math.PI / 2) * Math.min(1, 1.25 * t));
-    return packed(oklab(lightness, chroma * Math.cos(hue), chroma * Math.sin(hue)));
-  });
-}
-
-/** To sRGB, 0 to 255. */
-function oklab(lightness: number, a: number, b: number): [number, number, number] {
-  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
-  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
-  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
-  const channel = (linear: number) => {
-    const light = Math.max(0, Math.min(1, linear));
-    return Math.round(255 * (light <= 0.0031308 ? 12.92 * light : 1.055 * light ** (1 / 2.4) - 0.055));
-  };
-  return [
-    channel(4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s),
-    channel(-1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s),
-    channel(-0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s),
-  ];
-}
-
-export function packed([red, green, blue]: [number, number, number]) {
-  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
 /**
@@ -275,6 +264,9 @@ export function rowPixels(cells: Cells, members: number[],
   { left, right, end }: { left: Int32Array; right: Int32Array; end: Int32Array }, pixels: number, mode: HeatMode,
   range: [number, number]) {
   const line = new Int16Array(pixels).fill(-1);
+  const far = mode.scale === "ratio" ? (share: number) => (share < 0 ? -1 : Math.abs(share - 127.5))
+    : (share: number) => share;
+  const worse = (a: number, b: number) => (far(b) > far(a) ? b : a);
   const width = cells.step.length;
   const broken: number[] = [];
   for (let bucket = 0; bucket < width; bucket++) {
@@ -284,11 +276,11 @@ export function rowPixels(cells: Cells, members: number[],
     for (const row of members) {
       const value = cells.value[row * width + bucket];
       if (cells.nonfinite[row * width + bucket]) bad = true;
-      if (Number.isFinite(value)) share = Math.max(share, Math.round(255 * shareOf(value, mode, range)));
+      if (Number.isFinite(value)) share = worse(share, Math.round(255 * shareOf(value, mode, range)));
     }
     if (bad) broken.push(bucket);
     for (let x = Math.max(0, left[bucket]); x < Math.min(pixels, right[bucket]); x++)
-      line[x] = Math.max(line[x], share);
+      line[x] = worse(line[x], share);
   }
   for (const bucket of broken) { // last, and never too narrow to be seen
     const more = Math.max(0, LEAST_BROKEN - (end[bucket] - left[bucket])) >> 1;

@@ -15,6 +15,7 @@ import { xTickLabels, xTicks } from "./xaxis.ts";
 import type { Cells } from "./answers.ts";
 import type { Geometry } from "./model.ts";
 import type { HeatMode, HeatRow } from "./heatcells.ts";
+import type { Trend } from "./heatwords.ts";
 import type { PanelStore } from "./state.ts";
 
 export type HeatState = {
@@ -78,7 +79,10 @@ export class HeatMap {
     "aria-label": "Values of the heat map" });
   element: HTMLElement;
 
-  constructor(readonly store: PanelStore) {
+  trends: Trend[] = [];
+
+  /** @param askTrends for cells of all that a run has, once they are to be seen */
+  constructor(readonly store: PanelStore, readonly askTrends: () => Promise<Trend[]>) {
     this.modeSelect = element("select", { class: "small", "aria-label": "What the colours show",
       onchange: () => store.set({ column: this.modeSelect.value === "grad_norm" ? null : this.modeSelect.value }) });
     this.scroller.addEventListener("scroll", () => this.#schedule(), { passive: true });
@@ -119,6 +123,7 @@ export class HeatMap {
     }
     this.modeSelect.value = state.mode.id;
     this.scroller.setAttribute("aria-label", `${state.mode.title} of tensors by steps; arrow keys move, Enter opens`);
+    if (!this.table.hidden && before?.names !== state.names) this.#loadTrends();
     this.#rebuild();
   }
 
@@ -126,8 +131,9 @@ export class HeatMap {
     const { state } = this;
     if (!state) return;
     const { cells, mode, view } = state;
-    this.rows = heatRows(cells.rows, { depth: this.depth, open: this.open,
-      badness: this.worstFirst ? badnessOf(cells, mode, ...view) : null });
+    const counts = mode.scale === "none"; // of what is not finite: most first, and how many beside the name
+    const badness = counts || this.worstFirst ? badnessOf(cells, mode, ...view) : null;
+    this.rows = heatRows(cells.rows, { depth: this.depth, open: this.open, badness, counts });
     const levels = deepest(cells.rows);
     this.depthText.textContent = this.depth > levels ? "every tensor"
       : this.depth === 1 ? "1 level" : `${this.depth} levels`;
@@ -250,13 +256,21 @@ export class HeatMap {
     this.table.hidden = !this.table.hidden;
     this.scroller.hidden = this.axis.hidden = !this.table.hidden;
     this.tableButton.setAttribute("aria-pressed", String(!this.table.hidden));
+    if (this.table.hidden) return this.#draw();
+    this.#fillTable();
+    this.#loadTrends();
+  }
+
+  async #loadTrends() {
+    this.trends = await this.askTrends();
     if (!this.table.hidden) this.#fillTable();
-    else this.#draw();
   }
 
   #fillTable() {
     const { state } = this;
-    if (state) this.table.replaceChildren(heatTable(state.cells, state.mode, this.rows, state.cursor ?? state.view[1]));
+    if (!state) return;
+    const { cells, mode, view, cursor } = state;
+    this.table.replaceChildren(heatTable(cells, mode, this.rows, cursor ?? view[1], this.trends, view));
   }
 
   remove() {

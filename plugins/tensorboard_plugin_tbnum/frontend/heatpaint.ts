@@ -1,7 +1,8 @@
 /** The heat map's picture: cells in colour, what is not finite hatched, and the names of rows. */
 
 import { FONT, sized, styled } from "./elements.ts";
-import { colourMap, packed, rowPixels, spans } from "./heatcells.ts";
+import { rowPixels, spans } from "./heatcells.ts";
+import { coloursOf, packed } from "./heatcolours.ts";
 
 import type { Cells } from "./answers.ts";
 import type { Geometry } from "./model.ts";
@@ -30,7 +31,7 @@ export function paintCells(canvas: HTMLCanvasElement,
   const context = sized(canvas, width, tall);
   const colour = styled();
   const dark = document.documentElement.classList.contains("dark");
-  const map = colourMap(dark);
+  const map = coloursOf(mode, dark);
   const [ink, ground] = dark ? [packed([255, 120, 215]), packed([40, 10, 34])]
     : [packed([163, 18, 122]), packed([255, 226, 246])];
   const pixels = Math.round(geometry.width * ratio);

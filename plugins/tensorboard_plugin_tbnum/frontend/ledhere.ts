@@ -2,14 +2,15 @@
 
 import { goToStep } from "./actions.ts";
 import { RouteError, Unreachable } from "./api.ts";
-import { dock, element, headRow, iconButton, scroller, svg } from "./elements.ts";
-import { formatCount, formatNumber, words } from "./format.ts";
+import { dock, element, headRow, iconButton, scroller } from "./elements.ts";
+import { counted, formatCount, formatNumber, words } from "./format.ts";
+import { sparkline } from "./sparkline.ts";
 
-import type { LedQuantity } from "./answers.ts";
+import type { LedAnswer, LedQuantity } from "./answers.ts";
 import type { Api } from "./api.ts";
 import type { PanelStore } from "./state.ts";
 
-const [WIDTH, HEIGHT, MARGIN] = [240, 34, 4];
+const [WIDTH, HEIGHT] = [240, 34];
 const HEADS = ["Quantity", "In the steps before", "Furthest", "Usually", "How far"];
 
 /** How many times its usual deviation a value is away: "12 ×", "> 1,000 ×". */
@@ -19,9 +20,20 @@ export function farText(deviations: number) {
 }
 
 /** A quantity's name as people say it. */
-export function quantityTitle({ name, optimizer, tensor }: LedQuantity) {
+export function quantityTitle({ name, optimizer, tensor, rank }: LedQuantity) {
   const what = tensor ? `norm of ${tensor}` : name === "lr" ? "learning rate" : words(name);
-  return optimizer ? `${what} (${optimizer})` : what;
+  const whose = [...(optimizer ? [optimizer] : []), ...(rank === null ? [] : [`rank ${rank}`])];
+  return whose.length ? `${what} (${whose.join(", ")})` : what;
+}
+
+/** Which samples a step was made of. */
+export function samplesText({ step, samples, samples_total: total }: Pick<LedAnswer, "step" | "samples"
+  | "samples_total">) {
+  if (!samples?.length || total === null) return "";
+  const more = total - samples.length;
+  return `Step ${formatCount(step)} was made of ${counted(total, "sample")}: ${samples.join(", ")}${
+    more > 0 ? ` and ${formatCount(more)} more` : ""
+  }.`;
 }
 
 export class LedHere {
@@ -29,6 +41,7 @@ export class LedHere {
   message = element("p", { class: "dock-message", role: "status" });
   body = element("tbody");
   missing = element("p", "led-missing");
+  samples = element("p", "led-missing");
   element: HTMLElement;
   shown = "";
 
@@ -37,7 +50,7 @@ export class LedHere {
     this.element = dock("What led here", [this.title, this.message],
       iconButton("✕", "Close what led here", () => store.set({ dock: null })),
       scroller("Quantities before the step", element("table", "data-table led-table", headRow(heads), this.body),
-        this.missing));
+        this.samples, this.missing));
   }
 
   async show() {
@@ -47,13 +60,15 @@ export class LedHere {
     if (shown === this.shown) return;
     this.shown = shown;
     try {
-      const { step, first_step: first, quantities, not_recorded: missing } = await this.api.led(loaded.run, led);
+      const answer = await this.api.led(loaded.run, led);
+      const { step, first_step: first, quantities, not_recorded: missing } = answer;
       if (this.shown !== shown) return;
       this.title.textContent = `What led to step ${formatCount(step)}`;
       this.message.textContent = `Steps ${formatCount(first)} to ${
         formatCount(step - 1)
       }, furthest from their usual first`;
       this.body.replaceChildren(...quantities.map((one) => this.#row(one, first, step)));
+      this.samples.textContent = samplesText(answer);
       this.missing.textContent = missing.length
         ? `Not recorded in these steps, and not ranked: ${missing.map(words).join(", ")}.` : "";
     } catch (error) {
@@ -61,33 +76,18 @@ export class LedHere {
       if (this.shown !== shown) return;
       this.message.textContent = error.message;
       this.body.replaceChildren();
-      this.missing.textContent = "";
+      this.missing.textContent = this.samples.textContent = "";
     }
   }
 
   #row(quantity: LedQuantity, first: number, step: number) {
-    const { usual, value, at_step: at, deviations } = quantity;
+    const { usual, value, at_step: at, deviations, steps, values } = quantity;
     const go = element("button", { class: "link", type: "button", onclick: () => goToStep(this.store, at) },
       `step ${formatCount(at)}`);
     return element("tr", deviations >= 6 ? "far" : "", element("th", { scope: "row" }, quantityTitle(quantity)),
-      element("td", {}, sparkline(quantity, first, step)),
+      element("td", {}, sparkline(steps, values, { width: WIDTH, height: HEIGHT, from: first, to: step - 1, usual, at })),
       element("td", {}, `${formatNumber(Number(value.toPrecision(4)))} at `, go),
       element("td", "number", formatNumber(Number(usual.toPrecision(4)))),
       element("td", "number", farText(deviations)));
   }
-}
-
-/** The values as a line, with what is usual, and the one that is furthest from it. */
-function sparkline({ steps, values, usual, at_step: at }: LedQuantity, first: number, last: number) {
-  const [least, most] = [Math.min(usual, ...values), Math.max(usual, ...values)];
-  const room = Math.max(0, 0.1 * Math.abs(usual) - (most - least)) / 2; // what hardly varies is drawn so
-  const [low, high] = [least - room, most + room];
-  const x = (step: number) => MARGIN + ((step - first) / Math.max(1, last - 1 - first)) * (WIDTH - 2 * MARGIN);
-  const y = (value: number) => HEIGHT - MARGIN - ((value - low) / (high - low || 1)) * (HEIGHT - 2 * MARGIN);
-  const points = steps.map((step, index) => `${x(step).toFixed(1)},${y(values[index]).toFixed(1)}`);
-  const worst = steps.indexOf(at);
-  return svg("svg", { class: "sparkline", width: WIDTH, height: HEIGHT, "aria-hidden": "true" },
-    svg("line", { class: "usual", x1: MARGIN, x2: WIDTH - MARGIN, y1: y(usual), y2: y(usual) }),
-    svg("polyline", { points: points.join(" ") }),
-    ...(worst < 0 ? [] : [svg("circle", { cx: x(at), cy: y(values[worst]), r: 3 })]));
 }

@@ -5,14 +5,16 @@
  * The current run is drawn by `charts.ts`, and its steps are the x axis; the server reduces the others by the same x.
  */
 
+import { BaselineCard } from "./baselinecard.ts";
 import { element } from "./elements.ts";
-import { formatAligned, formatCount, formatScale } from "./format.ts";
-import { MOST_NAMED_LANES, aliveAt, drawEndNumbers, drawPartings, drawRuns, drawSkips } from "./overlaycanvas.ts";
+import { formatAligned, formatScale } from "./format.ts";
+import { Judged } from "./judged.ts";
+import { aliveAt, drawEndNumbers, drawPartings, drawRuns } from "./overlaycanvas.ts";
 import { OverlayData } from "./overlaydata.ts";
 import { OverlayLegend, lineName } from "./overlaylegend.ts";
-import { PADDING_RIGHT } from "./plot.ts";
 import { ONTO_AXIS, isSmoothed, smoothedOnto } from "./plotdata.ts";
 import { DASHES, linesOf, shortNames, swatch } from "./runlines.ts";
+import { SkipStrip } from "./skipstrip.ts";
 import { bucketAt, lowerBound } from "./sorted.ts";
 import { axisOf, bucketsOf, letsThrough, prefixOf } from "./state.ts";
 import { placesOf } from "./xaxis.ts";
@@ -34,10 +36,15 @@ export class Overlay {
   ends: Map<string, LineEnd[]> = new Map();
   /** the one that a person looks at */
   looked: number | null = null;
-  strip = element("canvas", { class: "overlay-skips", role: "img", height: 0 });
+  judged: Judged;
+  baseline: BaselineCard;
+  skips: SkipStrip;
 
   constructor(readonly api: Api, readonly store: PanelStore, readonly charts: Charts) {
     this.data = new OverlayData(api, store);
+    this.skips = new SkipStrip(this.data);
+    this.judged = new Judged(api, this.data, () => this.redraw());
+    this.baseline = new BaselineCard(store, this.data, this.judged);
     this.legend = new OverlayLegend(store, charts, this.data, (at) => this.look(at));
     store.watch(["table"], () => {
       this.prepare();
@@ -92,12 +99,13 @@ export class Overlay {
       smoothing: state.smoothing, buckets: bucketsOf(state), zoomed: state.zoom !== null,
       columns: [...columns, "skipped", "step"], lets: (run) => letsThrough(state, run),
       range: () => [this.charts.geometry.min, this.charts.geometry.max] };
-    this.strip.hidden = !this.active;
+    this.skips.element.hidden = !this.active;
     const settings = new Map(scene.rows.map((row) => [row.run, row.setting]));
     const known = new Set(settings.keys());
     const others = scene.others.filter((run) => known.has(run) && scene.lets(run));
     this.data.lines = linesOf(scene.current, others, (run) => settings.get(run), scene.grouped);
     this.legend.show(others, settings);
+    this.baseline.show();
   }
 
   /** Whether a view is smoothed though it is not of the loss. */
@@ -169,67 +177,24 @@ export class Overlay {
     if (!lines.length || spec.id === "tensor") return;
     const points = lines.map((line) => this.#points(line, spec, scale));
     this.ends.set(spec.id, drawRuns(plot, spec, lines, points, this.data.dark, this.looked));
-    drawPartings(plot, this.#partings());
+    drawPartings(plot, this.#partings(spec));
   }
 
-  /** Where single runs part from the one that they are held against. */
-  #partings() {
+  /** Where single runs part from what they are held against, or leave its band. */
+  #partings(spec: ChartSpec) {
     const { state } = this.store;
-    const singles = [[state.loaded?.run ?? ""], ...this.data.lines].filter((runs) => runs.length === 1).flat();
-    return this.data.partingsOf(singles).map(({ run, step }) => ({ x: axisOf(state).xOf(step), color: this.colorOf(run),
-      text: `${shortNames([run, state.baseline ?? ""])[0]} parts` })
-    );
+    if (state.baseline === null) return [];
+    const { held: [base, ...seeds] } = this.data;
+    const named = seeds.length > 0 || spec === this.charts.panes[0]?.spec; // bits part in all charts at once
+    return this.judged.partings(this.data.columnOf(spec)).map(({ run, step, words }) => ({
+      x: axisOf(state).xOf(step),
+      color: this.colorOf(run),
+      text: named ? `${shortNames([run, base])[0]} ${words}` : "",
+    }));
   }
 
   drawNumbers(plot: Plot, spec: ChartSpec) {
     if (this.active) drawEndNumbers(plot, this.ends.get(spec.id) ?? []);
-  }
-
-  /** Which lines have a lane of skips: those that skipped at all. */
-  get #skipping() {
-    return this.active ? this.data.whole.flatMap((line, at) => (line.skips ? [at] : [])) : [];
-  }
-
-  get #lane() {
-    const { length } = this.#skipping;
-    return length <= MOST_NAMED_LANES ? 14 : Math.max(3, Math.min(8, Math.floor(60 / length)));
-  }
-
-  get stripHeight() {
-    const { length } = this.#skipping;
-    return length ? Math.max(14, length * this.#lane + 6) : 0;
-  }
-
-  /** Makes room for the skips. @param width pixels of the plots @returns whether its height changed */
-  layStrip(left: number, width: number): boolean {
-    const { strip, stripHeight } = this;
-    const ratio = devicePixelRatio || 1;
-    const [across, high] = [Math.round((left + width + PADDING_RIGHT) * ratio), Math.round(stripHeight * ratio)];
-    const changed = strip.height !== high;
-    if (!changed && strip.width === across) return false;
-    [strip.width, strip.height] = [across, high];
-    strip.style.width = `${left + width + PADDING_RIGHT}px`;
-    strip.style.height = `${stripHeight}px`;
-    return changed;
-  }
-
-  /** Skips of the others, a lane each, below the marks of the current run. @param width pixels of the plots */
-  drawStrip(left: number, width: number, context = this.strip.getContext("2d")) {
-    const { strip, stripHeight: height, looked, data: { scene } } = this;
-    if (!context || !scene || !height) return;
-    const ratio = devicePixelRatio || 1;
-    const skipping = this.#skipping;
-    const lines = skipping.map((at) => this.data.shown[at]);
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const names = shortNames(lines.map(({ runs }) => lineName(runs))).map((name, row) =>
-      `${skipping[row] + 2} ${name}`
-    );
-    const counts = drawSkips(context, lines, names, (row) => looked !== null && looked !== skipping[row], { left, width,
-      full: left + width + PADDING_RIGHT, height, lane: this.#lane, range: scene.range(), dark: this.data.dark });
-    const said = lines.map((line, row) =>
-      `${lineName(line.runs)} ${line.size > 1 ? "in " : ""}${formatCount(counts[row])}${line.size > 1 ? " places" : ""}`
-    );
-    strip.setAttribute("aria-label", `Skipped steps of the other runs in view: ${said.join(", ")}`);
   }
 
   /** What each run has at x, as part of the card at the cursor. @param own the current run's value */
@@ -316,13 +281,13 @@ export class Overlay {
   againstText(spec: ChartSpec) {
     const { baseline, against } = this.store.state;
     if (!this.relativeFor(spec) || baseline === null) return "";
-    return `${against === "difference" ? "difference from" : "ratio to"} ${lineName([baseline])}`;
+    return `${against === "difference" ? "difference from" : "ratio to"} ${lineName(this.data.held)}`;
   }
 
   /** Brings a line out among the others. */
   look(at: number | null) {
     if (at === this.looked) return;
-    this.looked = at;
+    this.looked = this.skips.looked = at;
     this.charts.recolor();
   }
 }

@@ -179,6 +179,7 @@ export function drawPartings({ ctx, bbox, scales }: Plot, partings: { x: number;
   ctx.save();
   ctx.font = `${10 * ratio}px ${FONT}`;
   ctx.textBaseline = "top";
+  ctx.textAlign = "left";
   ctx.lineWidth = 1.5 * ratio;
   ctx.setLineDash([5 * ratio, 3 * ratio]);
   partings.forEach(({ x, color, text }, row) => {

@@ -53,29 +53,20 @@ export class OverlayData {
   /** by view and axis, what they follow from */
   relatives: Map<string, { of: unknown; against: string; relative: Relative }> = new Map();
 
-  /** the step at which a run parts from the baseline, by both; null: it does not, or is not known yet */
-  partings: Map<string, number | null> = new Map();
-
   constructor(readonly api: Api, readonly store: PanelStore) {}
 
-  /** Where runs part from the baseline, asked for when they are held against it. */
-  partingsOf(runs: string[]): { run: string; step: number }[] {
-    const { baseline, against } = this.store.state;
-    if (baseline === null || against === "off") return [];
-    return runs.filter((run) => run !== baseline).flatMap((run) => {
-      const key = JSON.stringify([baseline, run]);
-      if (!this.partings.has(key)) this.#askParting(key, baseline, run);
-      const step = this.partings.get(key) ?? null;
-      return step === null ? [] : [{ run, step }];
-    });
+  /** What others are held against: one run, or all seeds of its setting where they are drawn as one. */
+  get held(): string[] {
+    const { baseline } = this.store.state;
+    if (baseline === null) return [];
+    return this.lines.find((runs) => runs.length > 1 && runs.includes(baseline)) ?? [baseline];
   }
 
-  async #askParting(key: string, baseline: string, run: string) {
-    this.partings.set(key, null);
-    const answer = await this.api.apart(baseline, run).catch(() => null); // a run that is gone has no mark
-    if (answer?.first_step == null) return;
-    this.partings.set(key, answer.first_step);
-    this.redraw();
+  /** Runs that are drawn one by one, the current one first, but for what they are held against. */
+  get singles(): string[] {
+    const { held } = this;
+    const every = [[this.scene?.current ?? ""], ...this.lines].filter((runs) => runs.length === 1).flat();
+    return every.filter((run) => !held.includes(run));
   }
 
   /** Whether other runs are in the charts. */
@@ -226,9 +217,11 @@ export class OverlayData {
     const { baseline, against, axis } = state;
     if (!this.active || baseline === null || against === "off" || spec.id === "tensor") return null;
     const name = this.columnOf(spec);
-    const own = baseline === state.loaded?.run;
+    const { held } = this;
+    const own = held.length === 1 && baseline === state.loaded?.run;
     const series = !own ? null : spec.ofTensors ? state.tensors[spec.ofTensors] : seriesOf(state);
-    const line = own ? null : this.shown.find(({ runs }) => runs.includes(baseline)) ?? null;
+    const line = own ? null : this.shown.find(({ runs }) => runs.length === held.length && runs.includes(baseline))
+      ?? null;
     const values = series?.line(name)?.last ?? line?.of(name, "last") ?? line?.of(name, "mean") ?? null;
     if (!values) return null;
     const key = `${spec.id} ${axis}`;

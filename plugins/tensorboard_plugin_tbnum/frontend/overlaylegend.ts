@@ -66,12 +66,12 @@ export class OverlayLegend {
     const { baseline, against, run, over } = this.store.state;
     const there = baseline !== null && (baseline === run || over.includes(baseline));
     this.againstSelect.hidden = !there;
-    if (!there || this.againstSelect.dataset.of === baseline) {
+    const name = lineName(this.data.held);
+    if (!there || this.againstSelect.dataset.of === name) {
       this.againstSelect.value = against;
       return;
     }
-    this.againstSelect.dataset.of = baseline;
-    const name = lineName([baseline]);
+    this.againstSelect.dataset.of = name;
     this.againstSelect.replaceChildren(element("option", { value: "off" }, "Values"),
       element("option", { value: "difference" }, `Difference from ${name}`),
       element("option", { value: "ratio" }, `Ratio to ${name}`));

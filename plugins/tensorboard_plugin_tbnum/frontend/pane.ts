@@ -19,6 +19,7 @@ export type Pane = {
   grip: HTMLElement;
   log: HTMLButtonElement;
   smooth: HTMLButtonElement;
+  ranks: HTMLButtonElement;
   /** says what the y axis leaves out, and changes that */
   reach: HTMLButtonElement;
   title: HTMLElement;
@@ -59,17 +60,14 @@ export function makePane(spec: ChartSpec, store: PanelStore, ...tools: Node[]): 
   const log = button("log", "Logarithmic axis",
     () => changeViews(store, (views) => views.log.set(id, scaleOf(views, spec) !== "log10")));
   log.setAttribute("aria-label", `Logarithmic axis of ${spec.title}`);
-  const smooth = button("smooth", "Smoothed as the loss is", () =>
-    changeViews(store, ({ smooth: chosen }) => {
-      if (!chosen.delete(id)) chosen.add(id);
-    }));
+  const smooth = button("smooth", "Smoothed as the loss is", () => changeViews(store, (views) => flip(views.smooth, id)));
   smooth.setAttribute("aria-label", `Smoothed ${spec.title.toLowerCase()}`);
+  const ranks = button("ranks", "A line for each rank", () => changeViews(store, (views) => flip(views.ranks, id)));
+  ranks.setAttribute("aria-label", `${spec.title} of each rank`);
+  ranks.hidden = true;
   const reach = button("", "", () => {
     if (store.state.yRanges.has(id)) lookAtY(store, id, null);
-    else
-      changeViews(store, ({ whole }) => {
-        if (!whole.delete(id)) whole.add(id);
-      });
+    else changeViews(store, (views) => flip(views.whole, id));
   });
   reach.classList.add("reach");
   const order = spec === TENSOR_CHART ? [close] : [
@@ -81,17 +79,22 @@ export function makePane(spec: ChartSpec, store: PanelStore, ...tools: Node[]): 
   const holder = element("div", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${spec.title}: cursor`,
     "aria-describedby": summary.id, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0,
     onkeydown: (event) => pressOnChart(store, event) });
-  return { spec, log, smooth, reach, title, holder, summary, legend, grip: makeGrip(spec.title, resize),
+  return { spec, log, smooth, ranks, reach, title, holder, summary, legend, grip: makeGrip(spec.title, resize),
     overlay: svg("svg", { class: "on-curve", "aria-hidden": "true" }), element: element(
       "section",
       { class: "chart", "data-chart": spec.id },
       element("header", "chart-head", title, legend,
         element("div", "chart-tools", element("span", "chart-order", ...order), reach,
-          ...(spec.canSmooth ? [smooth] : []), ...(spec.canLog ? [log] : []), ...tools)),
+          ...(spec.canRanks ? [ranks] : []), ...(spec.canSmooth ? [smooth] : []), ...(spec.canLog ? [log] : []), ...tools)),
       holder,
       summary,
     ), plot: null, empty: false, beyond: 0, ranges: [], widths: [], made: [], data: [],
     edge: { step: [], infinite: [] }, missing: new Set() };
+}
+
+/** Puts an id in where it is not, else out. */
+function flip(ids: Set<string>, id: string) {
+  if (!ids.delete(id)) ids.add(id);
 }
 
 /** The bar below a view: dragged, or moved by keys, it makes the view higher. @param resize null: as at first */

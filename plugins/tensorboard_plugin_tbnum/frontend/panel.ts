@@ -28,7 +28,10 @@ export function startPanel(body: HTMLElement) {
   const server = new Server(api, store);
   const selection = new Selection(store);
   const runs: RunsInCharts = new RunsInCharts(api, store, () => charts,
-    (overlay) => selection.legend.element.after(overlay.legend.element));
+    (overlay) => {
+      selection.legend.element.after(overlay.legend.element);
+      selection.card.element.before(overlay.baseline.element);
+    });
   const charts = new Charts(store);
   const docks = new Docks(api, store, charts, runs);
   selection.watch();

@@ -126,7 +126,7 @@ export function prefixOf({ loaded, optimizer }: State, info: RunInfo | undefined
 
 /** What is asked for of a run. */
 export function columnsOf(state: State, info: RunInfo) {
-  const columns = neededColumns([...info.columns, ...info.derived], prefixOf(state, info), state.views.hidden);
+  const columns = neededColumns([...info.columns, ...info.derived], prefixOf(state, info), state.views);
   return state.axis === "updates" ? [...columns, "updates"] : columns;
 }
 

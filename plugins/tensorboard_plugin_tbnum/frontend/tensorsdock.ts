@@ -6,14 +6,18 @@
 import { isOfTensors, openTensor } from "./actions.ts";
 import { RouteError, Unreachable } from "./api.ts";
 import { button, dock, element, iconButton } from "./elements.ts";
+import { runTitle } from "./format.ts";
 import { MODES, rangeOf } from "./heatcells.ts";
 import { HeatMap } from "./heatmap.ts";
+import { canBeHeld, ratioCells, ratioMode } from "./heatratio.ts";
 import { HistogramView } from "./histogram.ts";
 import { chosenEvent, viewOf } from "./state.ts";
 
 import type { Api } from "./api.ts";
 import type { Cells, HistogramAnswer, RidgeAnswer, TensorsAnswer } from "./answers.ts";
 import type { Charts } from "./charts.ts";
+import type { HeatMode } from "./heatcells.ts";
+import type { Trend } from "./heatwords.ts";
 import type { Geometry } from "./model.ts";
 import type { PanelStore } from "./state.ts";
 
@@ -31,6 +35,7 @@ export type DockScene = {
 
 const MOST_ROWS = 4096;
 const MOST_BUCKETS = 4096;
+const TREND_BUCKETS = 256;
 
 export class TensorsDock {
   scene: DockScene | null = null;
@@ -38,11 +43,13 @@ export class TensorsDock {
   /** what of the tensor is counted */
   source = "gradient";
   /** of the whole run */
-  overview: { key: string; cells: Cells; range: [number, number] } | null = null;
+  overview: { key: string; cells: Cells; mode: HeatMode; range: [number, number] } | null = null;
   /** of the interval in view */
   detail: { key: string; cells: Cells } | null = null;
   histogram: HistogramAnswer | null = null;
   ridge: RidgeAnswer | null = null;
+  /** by the cells of the run */
+  ratios: WeakMap<Cells, { under: Cells; made: Cells }> = new WeakMap();
   asked = "";
   timer = 0;
   heatMap: HeatMap;
@@ -56,7 +63,7 @@ export class TensorsDock {
   element: HTMLElement;
 
   constructor(readonly api: Api, readonly store: PanelStore, readonly charts: Charts) {
-    this.heatMap = new HeatMap(store);
+    this.heatMap = new HeatMap(store, () => this.#trends());
     this.histograms = new HistogramView(store, (tensor, source) => {
       this.source = source;
       openTensor(store, tensor, null);
@@ -131,26 +138,58 @@ export class TensorsDock {
     if (this.scene?.run === scene.run) this.#draw();
   }
 
+  /** What the heat map is held against: the baseline, where it is another run. */
+  get #base(): string | null {
+    const { baseline, against, run } = this.store.state;
+    return against !== "off" && baseline !== run && canBeHeld(this.#mode) ? baseline : null;
+  }
+
+  /** Cells of the run; over those of the baseline, where it is held against one that is there. */
+  async #cells({ run }: DockScene, base: string | null, query: Parameters<Api["heatmap"]>[1]) {
+    const none = Promise.resolve(null);
+    const [cells, under] = await Promise.all([this.api.heatmap(run, query),
+      base === null ? none : this.api.heatmap(base, query).catch(() => null)]);
+    if (!under || base === null) return { cells, mode: this.#mode };
+    const known = this.ratios.get(cells);
+    const made = known?.under === under ? known.made : ratioCells(cells, under);
+    this.ratios.set(cells, { under, made });
+    return { cells: made, mode: ratioMode(this.#mode, runTitle(base)) };
+  }
+
   async #loadCells(scene: DockScene) {
     const { column } = this.#mode;
     if (!this.tensors?.columns.includes(column)) return;
+    const base = this.#base;
     const buckets = Math.min(MOST_BUCKETS, Math.max(256, Math.ceil(scene.geometry.width)));
-    const key = `${scene.version} ${column} ${buckets}`;
-    const cells = await this.api.heatmap(scene.run, { column, buckets, rows: MOST_ROWS });
+    const key = JSON.stringify([scene.version, this.place.column, buckets, base]);
+    const { cells, mode } = await this.#cells(scene, base, { column, buckets, rows: MOST_ROWS });
     if (this.overview?.cells !== cells || this.overview.key !== key)
-      this.overview = { key, cells, range: rangeOf(cells, this.#mode) };
+      this.overview = { key, cells, mode, range: rangeOf(cells, mode) };
     const [from, to] = scene.view;
     const [first, last] = [cells.step[0], cells.stepLast[cells.step.length - 1]];
+    this.detail = this.detail?.key === key ? this.detail : null;
     if (cells.bucketSteps === 1 || (from <= first && to >= last)) {
       this.detail = null;
       return;
     }
     const half = (to - from) / 2;
-    const detail = await this.api.heatmap(scene.run, { column, from: Math.max(0, Math.floor(from - half)),
+    const { cells: detail } = await this.#cells(scene, base, { column, from: Math.max(0, Math.floor(from - half)),
       to: Math.ceil(to + half), buckets: Math.min(MOST_BUCKETS, 2 * buckets), rows: MOST_ROWS });
     // Of thousands of tensors each answer has its own worst; rows that change under a zoom would be no help.
     if (this.scene === scene && detail.step.length && detail.rows.join("\n") === cells.rows.join("\n"))
-      this.detail = { key: `${key} ${from} ${to}`, cells: detail };
+      this.detail = { key, cells: detail };
+  }
+
+  /** Cells of every statistic that the run has, coarse. */
+  async #trends(): Promise<Trend[]> {
+    const { scene, tensors } = this;
+    if (!scene || !tensors) return [];
+    const modes = MODES.filter(({ column, scale }) => scale !== "none" && tensors.columns.includes(column));
+    const asked = modes.map((mode) =>
+      this.api.heatmap(scene.run, { column: mode.column, buckets: TREND_BUCKETS, rows: MOST_ROWS })
+        .then((cells) => [{ mode, cells }], () => [])
+    );
+    return (await Promise.all(asked)).flat();
   }
 
   async #loadHistograms(scene: DockScene) {
@@ -184,10 +223,9 @@ export class TensorsDock {
       const covers = detail && detail.cells.step[0] <= Math.max(scene.view[0], overview.cells.step[0])
         && detail.cells.stepLast[detail.cells.step.length - 1]
           >= Math.min(scene.view[1], overview.cells.stepLast[overview.cells.step.length - 1]);
-      const mode = this.#mode;
       this.heatMap.show({ names: overview.cells.rows, modes: MODES.filter((one) =>
         tensors.columns.includes(one.column)
-      ), mode, cells: covers ? detail.cells : overview.cells, range: overview.range, view: scene.view,
+      ), mode: overview.mode, cells: covers ? detail.cells : overview.cells, range: overview.range, view: scene.view,
         geometry: scene.geometry, cursor: scene.cursor, pinned: scene.pinned });
     }
   }

@@ -41,6 +41,8 @@ export type ChartSpec = {
   ofOptimizer?: boolean;
   /** whether the person may switch between linear and log10 */
   canLog?: boolean;
+  /** whether each rank may have a line of its own */
+  canRanks?: boolean;
   /** whether its lines may be smoothed, where that is asked for */
   canSmooth?: boolean;
   /** whether its values are of tensors, and so of steps of their own */
@@ -67,11 +69,13 @@ export type Views = {
   smooth: Set<string>;
   /** those whose axis reaches to points that flatten the rest */
   whole: Set<string>;
+  /** those in which each rank has a line of its own */
+  ranks: Set<string>;
 };
 
 /** Every view there is, in its first order. */
 export const CHARTS: ChartSpec[] = [
-  { id: "loss", title: "Loss", scale: "linear", weight: 3.2, minHeight: 150, canLog: true,
+  { id: "loss", title: "Loss", scale: "linear", weight: 3.2, minHeight: 150, canLog: true, canRanks: true,
     lines: [{ column: "loss", label: "loss", color: "--loss", width: 1.75, smooth: true,
       spread: ["loss/rank_min", "loss/rank_max"] }], beside: ["loss/rank_min", "loss/rank_max"] },
   { id: "scale", title: "Loss scale", scale: "log2", weight: 1.35, minHeight: 80,
@@ -113,7 +117,7 @@ export const LARGEST_PLOT = 2000;
 /** Which are shown before a person chooses: those that a run has something for. */
 export function firstViews(run: RunInfo | null = null): Views {
   return { order: CHARTS.map(({ id }) => id), auto: true, hidden: hiddenAtFirst(run), heights: new Map(),
-    log: new Map(), smooth: new Set(), whole: new Set() };
+    log: new Map(), smooth: new Set(), whole: new Set(), ranks: new Set() };
 }
 
 /** A scale where there is one; else what else shows how training does. */
@@ -142,16 +146,15 @@ const AUTO = "auto";
 
 /**
  * Views as a short text, for the address and the browser's memory: `loss.log,norm~*180,-scale` is the loss on a
- * logarithmic axis, the norm smoothed and 180 pixels high, and the scale hidden; `loss!` shows outliers. `auto` among
- * them: those that are
- * shown follow the run.
+ * logarithmic axis, the norm smoothed and 180 pixels high, and the scale hidden; `loss!` shows outliers, `loss^` each
+ * rank. `auto` among them: those that are shown follow the run.
  */
-export function formatViews({ order, hidden, heights, log, auto, smooth, whole }: Views) {
+export function formatViews({ order, hidden, heights, log, auto, smooth, whole, ranks }: Views) {
   const parts = order.map((id) => {
     const [height, axis] = [heights.get(id), log.get(id)];
     return `${!auto && hidden.has(id) ? "-" : ""}${id}${axis === undefined ? "" : axis ? ".log" : ".lin"}${
       smooth.has(id) ? "~" : ""
-    }${whole.has(id) ? "!" : ""}${height === undefined ? "" : `*${Math.round(height)}`}`;
+    }${whole.has(id) ? "!" : ""}${ranks.has(id) ? "^" : ""}${height === undefined ? "" : `*${Math.round(height)}`}`;
   });
   const first = CHARTS.map(({ id }) => id).join();
   return auto ? (parts.join() === first ? AUTO : [AUTO, ...parts].join()) : parts.join();
@@ -163,14 +166,15 @@ export function parseViews(text: string): Views {
   const parts = text.split(",");
   const views: Views = { ...firstViews(), order: [], hidden: new Set() };
   for (const part of parts) {
-    const [, off, id, axis, smooth, whole, height] = /^(-?)([a-z]+)(\.log|\.lin)?(~)?(!)?(?:\*(\d{1,4}))?$/.exec(part)
-      ?? [];
+    const [, off, id, axis, smooth, whole, ranks, height] =
+      /^(-?)([a-z]+)(\.log|\.lin)?(~)?(!)?(\^)?(?:\*(\d{1,4}))?$/.exec(part) ?? [];
     if (!first.order.includes(id) || views.order.includes(id)) continue;
     views.order.push(id);
     if (off) views.hidden.add(id);
     if (axis) views.log.set(id, axis === ".log");
     if (smooth) views.smooth.add(id);
     if (whole) views.whole.add(id);
+    if (ranks) views.ranks.add(id);
     if (height) views.heights.set(id, Math.max(SMALLEST_PLOT, Number(height)));
   }
   views.auto = parts.includes(AUTO) || !views.order.length;
@@ -185,9 +189,9 @@ export function parseViews(text: string): Views {
 }
 
 /** A copy that may be changed. */
-export function copied({ order, hidden, heights, log, auto, smooth, whole }: Views): Views {
+export function copied({ order, hidden, heights, log, auto, smooth, whole, ranks }: Views): Views {
   return { order: [...order], hidden: new Set(hidden), heights: new Map(heights), log: new Map(log), auto,
-    smooth: new Set(smooth), whole: new Set(whole) };
+    smooth: new Set(smooth), whole: new Set(whole), ranks: new Set(ranks) };
 }
 
 /** Shows or hides one; one at least stays. From now on a person says which are shown. */
@@ -196,14 +200,21 @@ export function toggleView(views: Views, id: string) {
   if (!views.hidden.delete(id) && views.order.length - views.hidden.size > 1) views.hidden.add(id);
 }
 
+/** A rank's own column, and the rank. */
+export const RANK_COLUMN = /^(.*)\/rank_(\d+)$/;
+
 /** The columns that the shown views need, of those that a run has. @param prefix of an optimizer */
-export function neededColumns(columns: string[], prefix: string, hidden: Set<string> = firstViews().hidden) {
+export function neededColumns(columns: string[], prefix: string, { hidden, ranks }: Views = firstViews()) {
   const shown = CHARTS.filter(({ id, ofTensors }) => !hidden.has(id) && !ofTensors);
   const wanted = new Set(
     shown.flatMap(({ lines, beside = [], ofOptimizer }) =>
       [...lines.map(({ column }) => column), ...beside].map((name) => (ofOptimizer ? prefix : "") + name)
     ),
   );
+  for (const { id, lines: [first] } of shown) {
+    if (!ranks.has(id)) continue;
+    for (const column of columns) if (RANK_COLUMN.exec(column)?.[1] === first.column) wanted.add(column);
+  }
   // marks stand on the loss; the second distinguishes a measured NaN from an unknown one, the third stands in the head
   for (const own of ["loss", `${prefix}nonfinite_tensors`, `${prefix}clipped`]) wanted.add(own);
   return [...wanted].filter((column) => columns.includes(column));

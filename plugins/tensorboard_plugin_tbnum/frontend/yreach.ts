@@ -1,6 +1,7 @@
 /** How far the y axis of a chart reaches: to what is in view, to what a person looks at, or but for outliers. */
 
 import { counted } from "./format.ts";
+import { ranksReach } from "./ranklines.ts";
 import { lowerBound } from "./sorted.ts";
 import { isFlattened, withoutOutliers, yRange } from "./yaxis.ts";
 
@@ -14,10 +15,10 @@ export function reachOf(charts: Charts, pane: Pane, min: number | null, max: num
   const { spec } = pane;
   const scale = charts.scaleOf(spec);
   const { yRanges, views } = charts.store.state;
-  const others = charts.overlay?.range(spec, scale);
-  if (others) [min, max] = [Math.min(min ?? Infinity, others[0]), Math.max(max ?? -Infinity, others[1])];
+  const others = [charts.overlay?.range(spec, scale), ranksReach(charts, spec)].filter((range) => !!range);
+  for (const [low, high] of others) [min, max] = [Math.min(min ?? Infinity, low), Math.max(max ?? -Infinity, high)];
   pane.empty = min === null || max === null;
-  const mayCut = !others && scale === "linear" && min !== null && max !== null && seemsFlat(charts, pane, max - min);
+  const mayCut = !others.length && scale === "linear" && min !== null && max !== null && seemsFlat(charts, pane, max - min);
   const points = mayCut ? drawnInView(charts, pane) : [];
   const cut = withoutOutliers(points);
   pane.beyond = cut ? points.filter((values) => values.some((at) => at < cut[0] || at > cut[1])).length : 0;
