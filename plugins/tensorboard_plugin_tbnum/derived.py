@@ -34,7 +34,7 @@ RANKS = ("rank_min", "rank_max")
 rank is left out; it is an event's matter. Beside them `rank_N`: what rank N has."""
 
 MOST_RANKS = 64
-"""So many can be told one by one; of more there is the spread."""
+"""So many are shown one by one; of more there is the spread."""
 
 
 def is_of_ranks(name: str) -> bool:

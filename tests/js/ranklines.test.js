@@ -19,7 +19,7 @@ test("of two ranks neither stands out, but one that is not finite does", () => {
   assert.equal(standingOut(new Map([[0, calm], [1, [1, NaN, 1, 1]]]), 0, 4), null, "NaN may be unknown");
 });
 
-test("ranks are told by the names of their columns, the tenth too", () => {
+test("ranks are known by the names of their columns, the tenth too", () => {
   const series = exact({ "loss/rank_0": [1], "loss/rank_10": [3], "loss/rank_min": [1], "grad_norm/rank_0": [7] });
   const found = rankValues(series, ["loss/rank_0", "loss/rank_10", "loss/rank_min", "grad_norm/rank_0", "loss/rank_4"], "loss");
   assert.deepEqual([...found].map(([rank, values]) => [rank, values[0]]), [[0, 1], [10, 3]]);

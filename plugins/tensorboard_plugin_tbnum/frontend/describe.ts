@@ -81,14 +81,14 @@ export function clippedText(series: SeriesLike, prefix: string, from: number, to
   return known ? `clipped in ${formatShare(clipped, known)} of ${counted(known, "update")}` : "";
 }
 
-const LEAST_STEPS = 40; // of a run whose last tenth is told of
+const LEAST_STEPS = 40; // of a run whose last tenth is named
 
 /** The same of a whole run and of its last tenth, in short: "60 % clipped (12 % of the last 120 steps)". */
 export function clippedShare(series: SeriesLike, prefix: string) {
   const all = clippedIn(series, prefix, -Infinity, Infinity);
   if (!all.known) return "";
   const text = `${formatShare(all.clipped, all.known)} clipped`;
-  const late = Math.floor(0.9 * series.length); // a point, so that what is told is exact
+  const late = Math.floor(0.9 * series.length); // a point, so that what is said is exact
   const steps = (series.stepLast[series.length - 1] ?? 0) - (series.step[late] ?? 0) + 1;
   const end = clippedIn(series, prefix, series.step[late], Infinity);
   return series.length < LEAST_STEPS || !end.known ? text

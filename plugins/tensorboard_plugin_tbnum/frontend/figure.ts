@@ -16,7 +16,7 @@ const [HEAD, LANE, TOP, MARGIN] = [26, 20, 40, 18];
 const RUN = 220; // width of a run's name
 const TIMES = 2; // the size of the page
 
-/** Where several runs are in the charts, what tells them apart. */
+/** Where several runs are in the charts, what distinguishes them. */
 export type Named = { text: string; color: string; dash: number[] };
 
 /** On the page's ground, as wide as on the page. */

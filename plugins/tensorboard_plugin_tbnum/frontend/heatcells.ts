@@ -70,7 +70,7 @@ export function depthAtFirst(names: string[]) {
  *
  * @param names of tensors
  * @param options
- * `badness`: of each tensor, where the worst come first; `counts`: whether it is a count, to be told
+ * `badness`: of each tensor, where the worst come first; `counts`: whether it is a count, to be shown
  */
 export function heatRows(names: string[],
   { depth, open, badness, counts = false }: { depth: number; open: Set<string>; badness: ArrayLike<number> | null;
