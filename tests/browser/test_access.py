@@ -93,3 +93,41 @@ def test_nothing_moves_for_those_who_asked_for_less_motion(shared: TensorBoard, 
     panel.open("tensors").drawn()
     moving = panel.frame.locator("html").evaluate("root => document.getAnimations().length")
     assert moving == 0
+
+
+UNNAMED = """() => {
+  const focusable = "a[href], button, input, select, textarea, summary, [tabindex]:not([tabindex='-1'])";
+  const name = (one) => one.ariaLabel || one.title || one.textContent.trim() || [...(one.labels ?? [])].map((label) =>
+    label.textContent).join("") || one.placeholder;
+  const seen = (one) => one.checkVisibility({ visibilityProperty: true });
+  return [...document.querySelectorAll(focusable)].filter((one) => seen(one) && !name(one)).map((one) => one.outerHTML);
+}"""
+
+WIDER = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.mark.parametrize("how", ["forced colours", "right to left", "200 %", "400 px", "reduced motion"])
+def test_in_every_way_of_looking_all_is_named_and_nothing_is_cut_off(
+    shared: TensorBoard, look: Look, axe: str, how: str
+):
+    width, height = {"200 %": (720, 450), "400 px": (400, 800)}.get(how, (1440, 900))
+    panel = look(shared, width=width, height=height)
+    if how == "forced colours":
+        panel.page.emulate_media(forced_colors="active")
+    if how == "reduced motion":
+        panel.page.emulate_media(reduced_motion="reduce")
+    panel.open("tensors", event="250.skip").drawn()
+    expect(panel.frame.locator(".card-values dl")).to_be_visible()
+    frame = next(frame for frame in panel.page.frames if frame != panel.page.main_frame)
+    if how == "right to left":
+        frame.evaluate("document.documentElement.dir = 'rtl'")
+    first = panel.frame.locator(".plot .u-over").first
+    expect(first).to_be_visible()
+    assert frame.evaluate(WIDER) <= 0
+    assert frame.evaluate(UNNAMED) == []
+    panel.frame.locator(".plot[role=slider]").first.focus()
+    panel.page.keyboard.press("End")
+    expect(panel.frame.locator(".plot[role=slider]").first).to_have_attribute("aria-valuenow", "399")
+    frame.evaluate(axe)
+    violations = frame.evaluate("axe.run(document, {iframes: false}).then(({violations}) => violations)")
+    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []

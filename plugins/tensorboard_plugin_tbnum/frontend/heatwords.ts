@@ -58,7 +58,7 @@ export function heatSummary(cells: Cells, mode: HeatMode, rows: HeatRow[], view:
     formatCount(view[0])
   } to ${formatCount(view[1])}; ${
     broken ? `${counted(broken, "row")} with values that are not finite` : "all values finite"
-  }.`;
+  }${broken && mode.scale === "none" ? `, most of them in ${rows[0].label}` : ""}.`;
 }
 
 /** Cells of another mode than the one in colours, for their trends. */
