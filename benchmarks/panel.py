@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.log import COLUMNS, Rows, in_batches, open_log
+from benchmarks.panel_overlaid import overlaid
 from benchmarks.report import Report, Row, median, parser, quantile, resident_mb, spread
 from tbnum.log.schema import Event
 from tbnum.log.tensors import TensorTable
@@ -392,6 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> Report:
             colds = 1 if args.quick else 5
             long_run(report, browser, Path(name) / "one", static=static, steps=steps, events=args.events, colds=colds)
             heat_map(report, browser, Path(name) / "tensors", min(10_000, steps // 100))
+            overlaid(report, browser, Path(name) / "overlaid", min(100_000, steps // 10), TURN, _turns())
         many_runs(report, Path(name) / "many", args.runs)
     report.finish(args.json)
     return report
