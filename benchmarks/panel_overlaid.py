@@ -14,7 +14,7 @@ MOST_FRAME_MS = 50.0
 MOST_SCRIPT_MS = 8.0
 WAIT_MS = 60_000
 
-# ms since render() until screen readers are told the last loss of every run beside the first: they are drawn then
+# ms since render() until the summary for screen readers has the last loss of every run: they are drawn then
 DRAWN = """() => {
   const said = document.querySelector("#summary-loss")?.textContent ?? "";
   return said.includes("Beside it") && performance.now() - probe.render;
