@@ -18,6 +18,7 @@ import tbnum
 from tbnum.explain import explain_run
 from tbnum.explain.facts import skips_of
 from tbnum.explain.level_findings import _habit
+from tbnum.explain.predict import next_overflow
 from tbnum.explain.resume import OptimizerNow, _is_trained
 from tbnum.formats import INF, ZERO
 from tbnum.log import record_file
@@ -32,6 +33,7 @@ from tbnum.measure.checksums import checksums
 from tbnum.measure.histogram import histogram_of, total_histograms_of
 from tbnum.measure.norms import norms_of
 from tbnum.measure.statistics import STATISTICS, statistics_of
+from tbnum.observe.gradients import leads_to_others
 from tbnum.observe.rescaling import Rescaling, rescaling
 from tensorboard_plugin_tbnum.decimate import wide_columns
 from tests import test_levels as levels
@@ -419,3 +421,31 @@ def test_half_as_many_micro_batches_again_say_nothing_of_how_losses_add_up() -> 
     counts = np.where(np.arange(levels.COUNT) < 2500, 4.0, 6.0)
     run = levels.columns(levels.COUNT, loss=levels.falling() * counts, micro_batches=counts)
     assert "losses_added_up" not in levels.reported(run)
+
+
+def test_a_loss_leads_to_others_past_constants_and_a_loss_without_a_graph_to_none() -> None:
+    own, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    constant = torch.ones(2)
+    assert not leads_to_others([torch.ones(()), (own * constant + own).sum()], [own])
+    assert leads_to_others([torch.ones(()), (constant * own * other).sum()], [own])
+
+
+def test_after_a_skip_that_ends_the_record_the_next_growth_is_counted_from_it() -> None:
+    steps = {"step": np.arange(301), "growth_tracker": np.full(301, 7.0), "loss_scale": np.full(301, 2.0**16)}
+    record: Any = SimpleNamespace(meta={"scaler": {"growth_interval": 20, "growth_factor": 2.0}}, steps=steps)
+    skip = Event(300, 0.0, "skip", cause="growth_probe", data={"loss_scale": 2.0**16})
+    backoff = Event(300, 0.0, "scale_backoff", data={"old_scale": 2.0**16, "new_scale": 2.0**15})
+    found = next_overflow(record, [skip, backoff])
+    assert found is not None and (found.step, found.growths) == (321, 1)
+
+
+def test_one_layer_of_three_that_gets_no_gradient_any_more_is_an_info_and_two_a_warning(tmp_path: Path) -> None:
+    for name, frozen, severity in (("one", 1, "info"), ("two", 2, "warning")):
+        layers = [nn.Linear(4, 4) for _ in range(3)]
+
+        def loss_of(step: int, layers: list[nn.Linear] = layers, frozen: int = frozen) -> torch.Tensor:
+            used = layers if step < 120 else layers[frozen:]
+            return sum(((layer(torch.randn(8, 4)) - 1).square().mean() for layer in used), torch.zeros(()))
+
+        found = levels.trained(tmp_path / name, nn.ModuleList(layers), loss_of)
+        assert found["no_gradient"] == severity
