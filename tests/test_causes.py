@@ -43,9 +43,30 @@ def test_nan_without_an_overflow_at_a_scale_that_had_held_was_made_inside_backwa
     assert "inside backward" in skip.message and "replay" in skip.remedy
 
 
+ALL = {"nonfinite_tensors": 6, "tensors": 6}
+
+
 @pytest.mark.parametrize(
     "facts",
     [
+        nan_only(inf=22, largest_finite=NAN, **ALL),  # 1 / 0 in backward: not one element is finite
+        nan_only(largest_finite=11545 / 65536, **ALL),
+    ],
+)
+def test_where_no_gradient_is_spared_it_was_made_inside_backward_nearer_to_the_limit_too(facts: dict[str, Any]):
+    loop = Loop()
+    for index in range(40):
+        loop.step(loss=2.5 + 0.01 * (index % 7))
+    loop.step(**{"overflow": True, **facts})
+    assert causes(loop) == ["backward_nonfinite"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        nan_only(inf=37, largest_finite=60000 / 65536, **ALL),
+        nan_only(largest_finite=60000 / 65536, **ALL),
+        nan_only(nan=0, inf=9, largest_finite=NAN, **ALL),
         nan_only(inf=3),  # an inf is an overflow
         nan_only(largest_finite=60000 / 65536),  # others were near the end of float16
         nan_only(nonfinite_names=["first"]),  # a product that overflowed may be NaN in one tensor alone

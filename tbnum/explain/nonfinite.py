@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +13,19 @@ from tbnum.explain.facts import Facts, Known
 from tbnum.explain.parameters import ParameterNorms, SpoiledUpdate
 from tbnum.explain.past import Past
 from tbnum.explain.record import Record
-from tbnum.explain.thresholds import BACKWARD_LARGEST
+from tbnum.explain.thresholds import BACKWARD_LARGEST, BACKWARD_LARGEST_OF_ALL
 from tbnum.log.columns import columns_named
 from tbnum.log.schema import Event
 
-__all__ = ["Since", "SpoiledParameters", "made_in_backward", "spoiled_updates", "spread", "update_event"]
+__all__ = [
+    "Since",
+    "SpoiledParameters",
+    "made_in_backward",
+    "nothing_is_spared",
+    "spoiled_updates",
+    "spread",
+    "update_event",
+]
 
 
 def made_in_backward(gradients: Gradients | None, scale: float, inf_counts: bool) -> bool:
@@ -39,6 +48,18 @@ def spread(facts: Facts) -> bool:
     """
     modules = set(map(module_of, facts.nonfinite_names))
     return len(modules) > 1 or facts.nonfinite_tensors == facts.tensors > 1
+
+
+def nothing_is_spared(facts: Facts, gradients: Gradients | None) -> bool:
+    """Whether every gradient is NaN as no overflow leaves them: not one finite element, or no inf among them.
+
+    An overflow begins in some elements, and hands on inf and NaN from there; others stay what they were.
+    """
+    if gradients is None or not facts.nonfinite_tensors == facts.tensors > 1 or not gradients.nan > 0:
+        return False
+    if math.isnan(gradients.largest_finite):
+        return True
+    return gradients.inf == 0 and gradients.largest_finite * facts.loss_scale <= BACKWARD_LARGEST_OF_ALL
 
 
 class Since(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tbnum.explain.close_look import Gradients
 from tbnum.explain.facts import Known
-from tbnum.explain.nonfinite import Since, SpoiledParameters, made_in_backward, spread
+from tbnum.explain.nonfinite import Since, SpoiledParameters, made_in_backward, nothing_is_spared, spread
 from tbnum.explain.outliers import loss_is_usual, loss_stands_out
 from tbnum.explain.parameters import SpoiledUpdate
 from tbnum.explain.past import Past
@@ -252,8 +252,10 @@ class Rules:
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
             return "unknown"  # what the scaler did before the record began is not known
         usual = math.isfinite(event.facts.loss) and not loss_stands_out(event.facts.loss, recent)
-        if nan_only and usual and event.facts.loss_scale <= self._held and spread(event.facts):
-            return "backward_nonfinite"
+        if usual and event.facts.loss_scale <= self._held:
+            gradients = self._gradients(event)
+            if (nan_only and spread(event.facts)) or nothing_is_spared(event.facts, gradients):
+                return "backward_nonfinite"
         return "bad_batch"
 
     def _gradients(self, event: Known) -> Gradients | None:

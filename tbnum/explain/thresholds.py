@@ -163,6 +163,9 @@ BACKWARD_LARGEST = 65504 / 16
 """The largest finite gradient, times the loss scale, up to which an overflow of float16 is ruled out: what overflows
 leaves others within a factor of a few below the end of the format. Four doublings below it, nothing was near."""
 
+BACKWARD_LARGEST_OF_ALL = 65504 / 4
+"""Likewise, where every gradient holds NaN and none inf, at a scale that had held: two doublings are enough."""
+
 SCALE_FALLEN = 16.0
 """A scale so many times below one that had held is no probe's and no batch's doing: gradients have grown, or one
 batch in a few overflows. Batches differ by a factor of two to four."""
