@@ -56,6 +56,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         'nonfinite = [event.step for event in view.events if event.cause is "forward_nonfinite"]',
     ): "causes are constants, each a single string",
     (
+        "tbnum/log/concurrent.py",
+        "if not all(np.count_nonzero((each.wall_time >= since) // (each.wall_time <= until)) > 1 "
+        "for each in (first, second)):",
+    ): "of true and false the quotient is not 0 where both are true",
+    (
         "plugins/tensorboard_plugin_tbnum/derived.py",
         "return np.cumsum(~found[ -1].astype(bool)).astype(np.float64)",
     ): "updates follow from one column alone",
