@@ -158,7 +158,7 @@ class Attempt:
         self.versions: tuple[int, ...] = ()  # of some parameters then, where that matters
         self.where = ""  # the user's line that the last backward was called from, where that matters
         self.leads_elsewhere = False  # the backward went for something besides the optimizers' parameters too
-        self.samples: tuple[float, ...] = ()  # of the gradients then, to tell by what they were multiplied since
+        self.samples: tuple[float, ...] = ()  # of the gradients then, which show by what they were multiplied since
 
         self.scaler: torch.amp.GradScaler | None = None  # whose scale the gradients carried
         self.has_own_scale = False  # the loop's own, that it gave to `wrap` as a callable

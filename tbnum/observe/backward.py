@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from tbnum.observe.seam import Place, Seam
+from tbnum.observe.patch_point import PatchPoint, Place
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_backward"]
 
 
 def observe_backward(observer: StepObserver) -> Callable[[], None]:
-    """Tell `observer` of every backward in its thread, until the function that is returned is called."""
-    return _seam.observe(observer)
+    """Report every backward in its thread to `observer`, until the function that is returned is called."""
+    return _patch_point.observe(observer)
 
 
 def _places() -> list[Place]:
     return [Place(torch.autograd, "_engine_run_backward", _seen)]
 
 
-_seam: Seam[StepObserver] = Seam(_places)
+_patch_point: PatchPoint[StepObserver] = PatchPoint(_places)
 
 
 class _Thread(threading.local):
@@ -47,7 +47,10 @@ def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
             or torch._C._current_graph_task_id() != -1  # inside of another: a checkpoint that runs forward again
         ):
             return original(roots, gradients, *args, **kwargs)
-        begun = [(observer.losses, observer.losses.backward_begins(roots, gradients)) for observer in _seam.observers()]
+        begun = [
+            (observer.losses, observer.losses.backward_begins(roots, gradients))
+            for observer in _patch_point.observers()
+        ]
         failed = _thread.is_inside = True
         try:
             result = original(roots, gradients, *args, **kwargs)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad as torch_clip_grad
 
 from tbnum.measure.norms import Taken
-from tbnum.observe.seam import Place, Seam
+from tbnum.observe.patch_point import PatchPoint, Place
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_clipping"]
@@ -48,7 +48,7 @@ class _Clip:
         if self.touched is None:
             self.touched = [
                 (observer, observer.clips.begins(self.parameters, self.max_norm, self.taken) or {})
-                for observer in _seam.observers()
+                for observer in _patch_point.observers()
             ]
 
     def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -75,8 +75,8 @@ _thread = _Thread()
 
 
 def observe_clipping(observer: StepObserver) -> Callable[[], None]:
-    """Tell `observer` of every clip that touches its optimizers, until the function that is returned is called."""
-    return _seam.observe(observer)
+    """Report every clip that touches its optimizers to `observer`, until the function that is returned is called."""
+    return _patch_point.observe(observer)
 
 
 def _places() -> Iterator[Place]:
@@ -90,7 +90,7 @@ def _places() -> Iterator[Place]:
         yield Place(fsdp1.FullyShardedDataParallel, "clip_grad_norm_", _seen_of_fsdp1)
 
 
-_seam: Seam[StepObserver] = Seam(_places)
+_patch_point: PatchPoint[StepObserver] = PatchPoint(_places)
 
 
 def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -163,7 +163,7 @@ def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         if _thread.clip is None:
             if args and isinstance(args[0], (list, tuple)):
-                for observer in _seam.observers():
+                for observer in _patch_point.observers():
                     observer.clips.norm_taken(args[0])
             return original(*args, **kwargs)
         if not _thread.clip.is_2_norm:

@@ -247,7 +247,7 @@ def _held_scale(scaler: torch.amp.GradScaler) -> Number:
 
 
 def _digits(number: float) -> int:
-    """Significant decimal digits that tell the number."""
+    """Significant decimal digits that determine the number."""
     return next((digits for digits in range(1, 17) if float(f"{number:.{digits}g}") == number), 17)
 
 

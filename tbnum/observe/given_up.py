@@ -1,8 +1,8 @@
 """Gradients that are gone without a step: did the loop give an attempt up, or were they never meant for an update?
 
 Adversarial inputs, the first half of a sharpness-aware step, a probe of the Hessian and a generator's backward through
-a discriminator all leave gradients that nobody steps with. A loop that drops a bad batch leaves the same. What tells
-them apart is what is known of the loss, whether somebody looked at the gradients, and how often it happens.
+a discriminator all leave gradients that nobody steps with. A loop that drops a bad batch leaves the same. What
+distinguishes them is what is known of the loss, whether somebody looked at the gradients, and how often it happens.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tbnum.observe.patch_point import PatchPoint, Place
 from tbnum.observe.scaled import remember
-from tbnum.observe.seam import Place, Seam
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_scalers"]
@@ -25,8 +25,8 @@ _BASE = torch.amp.GradScaler
 
 
 def observe_scalers(observer: StepObserver) -> Callable[[], None]:
-    """Tell `observer` of every call on a scaler, until the function that is returned is called."""
-    return _seam.observe(observer)
+    """Report every call on a scaler to `observer`, until the function that is returned is called."""
+    return _patch_point.observe(observer)
 
 
 class _SubclassHook(Place):
@@ -65,12 +65,12 @@ def _seen_subclass(original: Any) -> Any:
             super(_BASE, kind).__init_subclass__(**arguments)  # type: ignore[misc]  # a class method's own `super()`
         else:
             original.__get__(None, kind)(**arguments)
-        _seam.swap_in(_places_of(kind))
+        _patch_point.swap_in(_places_of(kind))
 
     return classmethod(init_subclass)
 
 
-_seam: Seam[StepObserver] = Seam(_places)
+_patch_point: PatchPoint[StepObserver] = PatchPoint(_places)
 
 
 class _Thread(threading.local):
@@ -124,7 +124,7 @@ def _scale(original: Callable[..., Any], scaler: Any, outputs: Any, *args: Any, 
 
 
 def _unscale_(original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    observers = _seam.observers()
+    observers = _patch_point.observers()
     try:
         result = original(scaler, optimizer, *args, **kwargs)
     except ValueError:
@@ -137,7 +137,7 @@ def _unscale_(original: Callable[..., Any], scaler: Any, optimizer: Any, *args: 
 
 
 def _step(original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    observers = _seam.observers()
+    observers = _patch_point.observers()
     for observer in observers:
         observer.scalers.step_begins(scaler, optimizer)
     failed = True
@@ -152,7 +152,7 @@ def _step(original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any,
 
 def _update(original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
     new_scale = args[0] if args else kwargs.get("new_scale")
-    begun = [(observer, observer.scalers.update_begins(scaler, new_scale)) for observer in _seam.observers()]
+    begun = [(observer, observer.scalers.update_begins(scaler, new_scale)) for observer in _patch_point.observers()]
     result = original(scaler, *args, **kwargs)
     for observer, update in begun:
         if update is not None:

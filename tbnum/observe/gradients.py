@@ -55,7 +55,7 @@ class Gradients:
         return Gradients(len(every), places, there, _versions(there))
 
     def marks(self) -> tuple[list[int], list[int]]:
-        """What tells later whether these are the same and unwritten, and keeps none of them alive."""
+        """What shows later whether these are the same and unwritten, and keeps none of them alive."""
         return self.ids(), self.versions
 
     def ids(self) -> list[int]:
@@ -85,7 +85,7 @@ class Gradients:
     def multiplied(self) -> Gradients:
         """The same gradients, after each has been multiplied in place, once; looks at one of them alone.
 
-        One that parameters share was multiplied more than once: it is not told, and so is found to be changed.
+        One that parameters share was multiplied more than once: it is not recognized, and so is found to be changed.
         """
         if self.tensors and self.versions[-1] >= 0 and self.tensors[-1]._version == self.versions[-1] + 1:
             return replace(self, versions=[version + 1 for version in self.versions])

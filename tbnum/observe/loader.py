@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import dataloader as torch_dataloader
 
 from tbnum.observe.caller import warn
-from tbnum.observe.seam import Place, Seam
+from tbnum.observe.patch_point import PatchPoint, Place
 
 __all__ = ["BatchIds", "checked_ids", "checked_loader"]
 
@@ -168,7 +168,7 @@ class BatchIds:
         self._models = [weakref.ref(model) for model in models if not _is_compiled(model)]
         self._samplers = [] if loader is None else [_weak(sampler) for sampler in _samplers(loader)]
         self._loader = None if loader is None else weakref.ref(loader)
-        self._release = None if loader is None else _seam.observe(self)
+        self._release = None if loader is None else _patch_point.observe(self)
         if loader is not None:
             self._listen()
 
@@ -437,7 +437,7 @@ def _bind(iterator: Any, following: _Following) -> None:
 def _iter_stand_in(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __iter__(self: DataLoader[Any]) -> Any:
-        following = [(ids, ids.opens()) for ids in _seam.observers() if ids.follows(self)]
+        following = [(ids, ids.opens()) for ids in _patch_point.observers() if ids.follows(self)]
         before, _opening.following = _opening.following, following
         try:
             iterator = original(self)
@@ -495,4 +495,4 @@ def _places() -> list[Place]:
     ]
 
 
-_seam: Seam[BatchIds] = Seam(_places)
+_patch_point: PatchPoint[BatchIds] = PatchPoint(_places)

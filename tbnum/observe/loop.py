@@ -100,7 +100,7 @@ class Loop(Watcher):
         self._strangers.pop(self._thread, None)
 
     def is_in_its_thread(self, losses: Iterable[Any]) -> bool:
-        """Loops may run side by side, each in a thread of its own. Of one that goes on in another the loss tells."""
+        """Loops may run side by side, each in a thread of its own. The loss shows that one goes on in another."""
         thread = threading.get_ident()
         if thread != self._thread and self._strangers[thread] < STRANGERS:
             if leads_to(losses, self.parameters()):

@@ -94,7 +94,7 @@ class Losses(Part):
             if track.open is None and there.tensors and there.marks() == track.used:
                 track.leftovers.found("gradients_not_zeroed", there)
             if track.open is None and there.tensors and _were_set_by_hand(track, there):
-                loop.opened(track, Signal.GRADIENT).loss_is_known = False  # of what they are is nobody's to tell
+                loop.opened(track, Signal.GRADIENT).loss_is_known = False  # nobody knows of what they are
         self._running = running
         if loop.scaler is not None and any(map(torch.is_autocast_enabled, _devices(roots))):
             loop.report_once("backward_under_autocast", {"where": users_line()})

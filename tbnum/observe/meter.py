@@ -1,4 +1,4 @@
-"""Measures an attempt: the norms of its gradients, and at intervals or after a failure all that a second pass tells."""
+"""Measures an attempt: the norms of its gradients, and at intervals or after a failure all that a second pass shows."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["observe_optimizer"]
 
 
 def observe_optimizer(optimizer: torch.optim.Optimizer, observer: StepObserver, owner: object) -> Callable[[], None]:
-    """Tell `observer` of every step, until the function that is returned is called.
+    """Report every step to `observer`, until the function that is returned is called.
 
     The hooks keep `owner`, the monitor, alive as long as the optimizer, also where the user did not keep it.
     """

@@ -1,4 +1,4 @@
-"""By what the loop multiplied its gradients by hand, told from samples that were taken after the last backward."""
+"""By what the loop multiplied its gradients by hand, inferred from samples that were taken after the last backward."""
 
 from __future__ import annotations
 

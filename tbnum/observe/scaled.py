@@ -24,7 +24,7 @@ _LOOKED_AT = 64  # operations between a backward's root and the scaled loss
 class Scaled(NamedTuple):
     """A loss and what it was multiplied by."""
 
-    loss: Number | None  # None where the root is made of it, or it is no single number: the root tells then
+    loss: Number | None  # None where the root is made of it, or it is no single number: then the root's counts
     scale: Number
     dtype: torch.dtype
     scaler: torch.amp.GradScaler

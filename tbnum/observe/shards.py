@@ -104,7 +104,7 @@ class Layouts:
         if name not in self._has_flat:
             self._has_flat[name] = any(map(_is_flat, parameters))
         if not self._has_flat[name] and _WHOLE.issuperset(map(type, itertools.chain(parameters, gradients.tensors))):
-            return None  # nearly always; their types tell it quicker than a look at each
+            return None  # nearly always; their types show it quicker than a look at each
         if not any(map(_is_sharded, itertools.chain(parameters, gradients.tensors))):
             return None
         flat = self._flat_parameters()
@@ -208,7 +208,7 @@ def _parts(parameters: Sequence[Tensor], tensors: Sequence[Tensor], flat: Mappin
     return Parts(tuple(owned for owned, _, _ in every), tuple(ranks), unknown)
 
 
-_FLAT_AND_UNKNOWN = "FSDP flattened it, and how it is sharded only the model tells: pass model= to tbnum.wrap()"
+_FLAT_AND_UNKNOWN = "FSDP flattened it, and only the model knows how it is sharded: pass model= to tbnum.wrap()"
 
 
 def _part_on_mesh(mesh: Any, placements: Sequence[Any]) -> _Part:

@@ -21,7 +21,7 @@ def tensors_in(numbers: Iterable[Number]) -> list[Tensor]:
 
 
 class Arrival(Protocol):
-    """Tells when a copy has reached the host. A `torch.cuda.Event` is one."""
+    """Says whether a copy has reached the host. A `torch.cuda.Event` is one."""
 
     def query(self) -> bool: ...
     def synchronize(self) -> None: ...

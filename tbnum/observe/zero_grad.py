@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tbnum.observe.seam import Place, Seam
+from tbnum.observe.patch_point import PatchPoint, Place
 from tbnum.observe.steps import StepObserver
 
 __all__ = ["observe_zero_grad"]
@@ -22,9 +22,9 @@ _classes: set[type] = {torch.optim.Optimizer}  # those of optimizers whose own m
 
 
 def observe_zero_grad(observer: StepObserver, optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[], None]:
-    """Tell `observer` of every `zero_grad`, until the function that is returned is called."""
+    """Report every `zero_grad` to `observer`, until the function that is returned is called."""
     _classes.update(kind for optimizer in optimizers for kind in type(optimizer).__mro__ if _NAME in vars(kind))
-    return _seam.observe(observer)
+    return _patch_point.observe(observer)
 
 
 def _places() -> Iterator[Place]:
@@ -33,14 +33,14 @@ def _places() -> Iterator[Place]:
     yield Place(nn.Module, _NAME, _seen_of_module)
 
 
-_seam: Seam[StepObserver] = Seam(_places)
+_patch_point: PatchPoint[StepObserver] = PatchPoint(_places)
 
 
 def _seen_of_optimizer(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            for observer in _seam.observers():
+            for observer in _patch_point.observers():
                 observer.updates.gradients_go(optimizer)
         return original(optimizer, *args, **kwargs)
 
@@ -51,7 +51,7 @@ def _seen_of_module(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def zero_grad(module: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            open_ones = [observer for observer in _seam.observers() if observer.has_gradients]
+            open_ones = [observer for observer in _patch_point.observers() if observer.has_gradients]
             parameters = set(map(id, module.parameters())) if open_ones else set()
             for observer in open_ones:
                 observer.updates.gradients_went(parameters)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from tbnum.alive import Alive
 
-__all__ = ["Place", "Seam"]
+__all__ = ["PatchPoint", "Place"]
 
 _Function = Callable[..., Any]
 _Observer = TypeVar("_Observer")
@@ -37,7 +37,7 @@ class Place:
         setattr(self.holder, self.attribute, function)
 
 
-class Seam(Generic[_Observer]):
+class PatchPoint(Generic[_Observer]):
     """Swaps in with the first observer, and out with the last, which may be freed without a word.
 
     Ours may be there twice, with another's between: the inner is called by the outer then, and is not to count.
