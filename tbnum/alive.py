@@ -38,4 +38,8 @@ class Alive(Generic[_T]):
         return ref is not None and ref() is member
 
     def __iter__(self) -> Iterator[_T]:
-        return iter([member for ref in self._refs.copy().values() if (member := ref()) is not None])
+        return iter(self.members())
+
+    def members(self) -> list[_T]:
+        """Those of this moment."""
+        return [member for ref in self._refs.copy().values() if (member := ref()) is not None]

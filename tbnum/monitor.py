@@ -209,6 +209,7 @@ class Monitor(OfThisProcess):
             scaler,
             self._scale,
             on_step=self._recorder.on_step,
+            on_drained=self._recorder.on_drained,
             on_observation=self._recorder.on_observation,
             on_first_step=functools.partial(_first_step, weakref.ref(self)),
             on_close=functools.partial(_closed, weakref.ref(self)),

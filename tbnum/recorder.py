@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import platform
@@ -35,15 +36,15 @@ from tbnum.log.dashboards import Dashboards, Listener, histogram_tag
 from tbnum.log.part_log import PartLog
 from tbnum.log.reader import Run, session_metas, writing_now
 from tbnum.log.record_file import way_out
-from tbnum.log.schema import FORMAT_VERSION, Event, step_columns
+from tbnum.log.schema import FORMAT_VERSION, Event
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tbnum.log.writer import LogWriter
-from tbnum.measure.step_hash import step_hash
 from tbnum.observe.gradients import parameters_of
 from tbnum.observe.names import named_parameters
-from tbnum.observe.records import Observation, OptimizerRecord, Shares, StepRecord
+from tbnum.observe.records import Observation, OptimizerRecord, StepRecord
 from tbnum.observe.shards import Layout, Parts
 from tbnum.rank_records import RankRecords
+from tbnum.step_rows import Row, StepRows
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 from tbnum.observe.sentinels import Sentinels
 
 __all__ = ["Recorder"]
+
+_Drawn = tuple[tuple[str, ...], Row, int]
+"""Columns, a step's values, and how many steps were skipped until its end."""
 
 MAX_NAMES_IN_META = 1000
 MAX_SAMPLES_NAMED = 64  # of a step, in its event
@@ -86,8 +90,7 @@ class Recorder:
         self.accumulation: Callable[[], int] | None = None  # by what the framework divides each micro-batch's loss
         self.session = uuid.uuid4().hex
         self.folder = folder
-        self._groups = {name: len(each.param_groups) for name, each in optimizers.items()}
-        self._losses: tuple[str, ...] = ()  # names of losses that the loop reports
+        self._rows = StepRows({name: len(each.param_groups) for name, each in optimizers.items()})
         self._layouts: dict[str, dict[str, Any]] = {}  # of optimizers whose tensors are sharded
         meta = {
             "format_version": FORMAT_VERSION,
@@ -108,8 +111,8 @@ class Recorder:
         self._fingerprint = meta["fingerprint"]
         self._explainer = LiveExplainer(meta)
         other = None if rank else writing_now(folder, rank)  # a listing of the folder, by one rank of perhaps thousands
-        columns = step_columns(self._groups, own_losses=True, hashed=True)
-        self._log = self.ranks.open_log(columns, meta, max_tensor_bytes, flush_seconds)
+        self._log = self.ranks.open_log(self._rows.columns, meta, max_tensor_bytes, flush_seconds)
+        self._rows.on_columns = self._log.set_columns
         if other is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
             warn(
                 f"process {other} is recording with tbnum into {str(folder)!r} just now. The record will show this "
@@ -119,6 +122,7 @@ class Recorder:
         self.summary_writer = own_writer if writer is None else writer
         self._own_writer = own_writer
         self._dashboards: Dashboards | None = None
+        self._to_draw: list[_Drawn] = []
         if self.summary_writer is not None and scalar_interval is not None:
             self._dashboards = Dashboards(self.summary_writer, scalar_interval, own=own_writer is not None)
         self._draws_tensors = tensorboard_tensors
@@ -127,7 +131,6 @@ class Recorder:
         self._pid = os.getpid()
         self._ids = KeptIds(self._log, keep_all=keep_all_ids)
         self._is_first_row = True
-        self._has_ids = False  # of some step so far: their hash is a column
         self._lock = threading.RLock()  # rows may come from the thread of the log
         self._repeats: _Lost | None = None
         self._sentinels: Sentinels | None = None
@@ -150,8 +153,7 @@ class Recorder:
         """In the thread of the log, while the loop is busy elsewhere: a step of which there is nothing to report."""
         with self._lock:
             record = self._shown(record)
-            columns, row = self._write_row(record)
-            self._explainer.step(columns, row)
+            self._write_row(record)
             for name, one in record.optimizers.items():
                 self._write_tensors(record, name, one)
 
@@ -162,27 +164,29 @@ class Recorder:
     def _shown(self, record: StepRecord) -> StepRecord:
         return record if self.accumulation is None else with_mean_loss(record, self.accumulation())
 
-    def _write_row(self, record: StepRecord) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
-        batch_hash = self._ids.step(record.step, record.sample_ids)
-        if record.sample_ids is not None and not self._has_ids:
-            self._has_ids = True
-            self._lay_out()
-        columns, row = self._row(record, batch_hash)
+    def _write_row(self, record: StepRecord) -> None:
+        row = self._rows.row(record, self._ids.step(record.step, record.sample_ids))
+        columns = self._rows.columns
         if self._is_first_row:
             self._is_first_row = False
             self.ranks.first_row(record, self._log)
-        self.skipped_steps += record.skipped
+        if record.skipped:
+            self.skipped_steps += 1
         self._log.append_step(row)
-        skipped_total, dashboards = self.skipped_steps, self._dashboards
-        if dashboards is not None:
-            self._log.submit(lambda: dashboards.step(columns, row, skipped_total))
-        return columns, row
+        self._to_draw.append((columns, row, self.skipped_steps))
+        self._explainer.step(columns, row)
+
+    def on_drained(self) -> None:
+        """No more steps come for now: the dashboards get those that have come, together."""
+        with self._lock:
+            steps, self._to_draw = self._to_draw, []
+        if steps and self._dashboards is not None:
+            self._log.submit(functools.partial(_draw_steps, self._dashboards, steps))
 
     def _take_step(self, record: StepRecord) -> None:
         if self._repeats is not None:
             self._say_repeat(record)
-        columns, row = self._write_row(record)
-        self._explainer.step(columns, row)
+        self._write_row(record)
         self.write_activations()
         observed = {} if self._sentinels is None else {each.step: each for each in self._sentinels.reports()}
         for name, one in record.optimizers.items():
@@ -294,41 +298,6 @@ class Recorder:
         self._flight.clear()
         self._flight.extend(earlier)
 
-    def _row(self, record: StepRecord, batch_hash: int) -> tuple[tuple[str, ...], tuple[float | bool, ...]]:
-        groups = {
-            name: max(count, len(record.optimizers[name].lr) if name in record.optimizers else 0)
-            for name, count in self._groups.items()
-        }
-        losses = tuple(name for name in record.named_losses if name not in self._losses)
-        if groups != self._groups or losses:  # a parameter group was added, or a loss named
-            self._groups, self._losses = groups, self._losses + losses
-            self._lay_out()
-        values: list[float | bool] = [
-            record.step,
-            record.wall_time,
-            record.loss,
-            record.micro_batches,
-            record.loss_scale,
-            record.growth_tracker,
-        ]
-        if len(groups) > 1:
-            values.append(record.skipped)
-        for name, count in groups.items():
-            one = record.optimizers.get(name, _ABSENT)
-            lr = one.lr + [math.nan] * (count - len(one.lr))
-            values += [one.grad_norm, one.grad_norm_clipped, one.clip_coef, one.max_norm, one.skipped]
-            values += [one.nonfinite_tensors, *lr, one.param_norm, one.update_norm]
-            if name in self._layouts:
-                shares = one.shares or _NO_SHARES
-                values += [shares.grad_norm, shares.grad_norm_clipped, shares.param_norm, shares.update_norm]
-        values += [record.named_losses.get(name, math.nan) for name in self._losses]
-        if len(groups) > 1:
-            values += [record.optimizers.get(name, _ABSENT).loss for name in groups]
-        if self._has_ids:
-            values.append(batch_hash)
-        values.append(_hash_of(record))
-        return self._log.columns, tuple(values)
-
     def on_layout(self, name: str, layout: Layout) -> None:
         """The tensors of an optimizer turned out to be sharded: record how, for who puts them together."""
         with self._lock:
@@ -345,14 +314,10 @@ class Recorder:
             "placements": layout.placements,
         }
         self._log.update_meta(layouts=self._layouts)
-        self._lay_out()
-
-    def _lay_out(self) -> None:
-        has = {"own_losses": True, "batches": self._has_ids, "hashed": True}
-        self._log.set_columns(step_columns(self._groups, self._layouts, terms=self._losses, **has))
+        self._rows.shard(name)
 
     def _label(self, optimizer: str) -> str | None:
-        return optimizer if len(self._groups) > 1 else None
+        return optimizer if self._rows.has_several else None
 
     # -- from the monitor ----------------------------------------------------------------------------------------
 
@@ -449,7 +414,9 @@ def _thresholds(run: Run) -> set[float]:
 
 _UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip whose module is worth a look
 
-_ABSENT, _NO_SHARES = OptimizerRecord(), Shares()
+def _draw_steps(dashboards: Dashboards, steps: Sequence[_Drawn]) -> None:
+    for columns, row, skipped_total in steps:
+        dashboards.step(columns, row, skipped_total)
 
 
 def _draw_each(dashboards: Dashboards, table: HistogramTable, wall_time: float, tags: list[str]) -> None:
@@ -464,15 +431,6 @@ def _histogram_table(
     if counts.max() < 2**31:
         counts = counts.astype(np.int32)  # half the memory while it waits to be written
     return HistogramTable(step, names, source, counts, unknown, unknown if absmax is None else absmax)
-
-
-def _hash_of(record: StepRecord) -> int:
-    """0 where the norms are not known, or not all were taken in one way. About 3 us."""
-    ways = {one.norms_taken for one in record.optimizers.values()}
-    norms = [one.grad_norms for one in record.optimizers.values() if one.grad_norms is not None]
-    if len(ways) != 1 or not all(ways):
-        return 0
-    return step_hash(record.losses or [record.loss], norms, ways.pop())
 
 
 def _whatever_happens(call: Callable[[], None]) -> None:

@@ -50,6 +50,9 @@ class Watching:
             self.at_intervals.step_begins(0)
         devices = {parameter.device for each in optimizers.values() for parameter in parameters_of(each)}
         self._buffers: BufferWatch | None = None
+        self._watches: list[Sentinels | IntervalWatches | BufferWatch] = [
+            each for each in (self.sentinels, self.at_intervals) if each is not None
+        ]
         self._starts = StepStarts(scaler if isinstance(scaler, torch.amp.GradScaler) else None, devices)
         self._interval = interval
         self._coverage = Coverage(modules, optimizers.values())
@@ -61,6 +64,7 @@ class Watching:
         if modules:
             report = functools.partial(observer.observe, "nonfinite_buffers")
             self._buffers = BufferWatch(modules, self._interval, lambda: recorder.skipped_steps, report)
+            self._watches.append(self._buffers)
 
     def step_closes(self, next_step: int, observer: StepObserver) -> None:
         """The step before `next_step` is about to close."""
@@ -70,7 +74,7 @@ class Watching:
             observer.observe("untrained_parameters", self._uncovered)
             self._uncovered = None
         self._starts.step_begins(observer.scaler)
-        for watch in self._watches():
+        for watch in self._watches:
             watch.step_begins(next_step)
 
     def report_unused(self, name: str, backwards: int, observer: StepObserver) -> None:
@@ -92,12 +96,9 @@ class Watching:
     def muted(self) -> Iterator[None]:
         """What runs in this context is not the training."""
         with contextlib.ExitStack() as stack:
-            for watch in self._watches():
+            for watch in self._watches:
                 stack.enter_context(watch.muted())
             yield
-
-    def _watches(self) -> list[Sentinels | IntervalWatches | BufferWatch]:
-        return [each for each in (self.sentinels, self.at_intervals, self._buffers) if each is not None]
 
     def finish(self) -> None:
         """A last look, while events can still be written."""

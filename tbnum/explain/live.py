@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,33 +23,44 @@ class LiveSpikes:
 
     def __init__(self) -> None:
         self._columns: Sequence[str] = ()
-        self._rows: deque[Sequence[Any]] = deque(maxlen=KEPT)
+        self._places: list[int] = []  # of the columns that are used
+        self._values = np.empty((0, 0))  # (steps, places), of those that were looked at before
+        self._fresh: list[Sequence[Any]] = []  # rows since
         self._decided = -1  # steps up to this one were judged
 
     def step(self, columns: Sequence[str], row: Sequence[Any]) -> None:
         if columns is not self._columns:
             self._columns = columns
-            self._rows.clear()
-        self._rows.append(row)
+            self._places = [at for at, name in enumerate(columns) if StepColumn.parse(name).name in USED]
+            self._values = np.empty((0, len(self._places)))
+            self._fresh.clear()
+        self._fresh.append(row)
+        if len(self._fresh) >= KEPT:  # nobody asks
+            self._take_in()
 
     def new(self) -> list[Event]:
         """Spikes that began since the last call. One is known `NEXT` steps after it began."""
-        if len(self._rows) < BASELINE + NEXT:
+        self._take_in()
+        if len(self._values) < BASELINE + NEXT:
             return []
-        record = _Rows(self._columns, self._rows)
+        record = _Rows([self._columns[at] for at in self._places], self._values)
         until = int(record.steps["step"][-NEXT])
         found = [event for event in spike_events(record) if self._decided < event.step <= until]
         self._decided = until
         return found
 
+    def _take_in(self) -> None:
+        if self._fresh:
+            fresh = np.array([[row[at] for at in self._places] for row in self._fresh], np.float64)  # None is NaN
+            self._values = np.concatenate((self._values, fresh))[-KEPT:]
+            self._fresh.clear()
+
 
 class _Rows:
     """Rows as a record has them."""
 
-    def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[Any]] | deque[Sequence[Any]]) -> None:
-        places = [at for at, name in enumerate(columns) if StepColumn.parse(name).name in USED]
-        values = np.array([[math.nan if row[at] is None else row[at] for at in places] for row in rows], np.float64)
-        self.steps: dict[str, np.ndarray] = {columns[at]: values[:, place] for place, at in enumerate(places)}
+    def __init__(self, columns: Sequence[str], values: np.ndarray) -> None:
+        self.steps: dict[str, np.ndarray] = dict(zip(columns, values.T, strict=True))
         for name in self.steps:
             if StepColumn.parse(name).name == "skipped":
                 self.steps[name] = self.steps[name] > 0

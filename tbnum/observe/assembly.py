@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 
 from tbnum.observe.attempt import Attempt, Named, Update
 from tbnum.observe.given_up import decided_by_values
 from tbnum.observe.landing import Pending
 from tbnum.observe.loader import BatchIds
 from tbnum.observe.records import Observation, StepRecord
+from tbnum.observe.track import Track
 from tbnum.observe.transfer import Number
 
 __all__ = ["Assembly"]
@@ -31,10 +32,12 @@ class Assembly:
     def __init__(
         self,
         on_step: Callable[[StepRecord], None],
+        on_drained: Callable[[], None],
         on_observation: Callable[[Observation], None],
         on_close: Callable[[int], None],
     ) -> None:
-        self._on_step, self._on_observation, self._on_close = on_step, on_observation, on_close
+        self._on_step, self._on_drained = on_step, on_drained
+        self._on_observation, self._on_close = on_observation, on_close
         self.next_step = 0
         self.batch_ids = BatchIds()
         self.lock = threading.RLock()  # steps may be handed on by the thread of the log too
@@ -49,9 +52,12 @@ class Assembly:
             self.close(None)
         self._finished[name] = attempt
 
-    def close_if_complete(self, optimizers: Collection[str]) -> None:
-        if self._finished.keys() >= set(optimizers):
-            self.close(None)
+    def close_if_complete(self, tracks: Iterable[Track]) -> None:
+        """Where each optimizer that is alive has an attempt in it."""
+        for track in tracks:
+            if track.name not in self._finished and track.optimizer is not None:
+                return
+        self.close(None)
 
     def name_loss(self, name: str, loss: Number) -> None:
         self._named.setdefault(name, []).append(loss)
@@ -98,8 +104,11 @@ class Assembly:
         """Hand on the steps whose values have reached the host, in order. With `wait`, all."""
         with self.lock:
             self._handed_on_at = time.monotonic()
-            while self._pending and (wait or len(self._pending) > MAX_UNDER_WAY or self._pending[0].ready()):
-                self._hand_on(self._pending.popleft())
+            try:
+                while self._pending and (wait or len(self._pending) > MAX_UNDER_WAY or self._pending[0].ready()):
+                    self._hand_on(self._pending.popleft())
+            finally:
+                self._on_drained()
 
     def drain_quiet(self, on_step: Callable[[StepRecord], None]) -> None:
         """In another thread, where the loop has not come by for a while: hand on what is there and makes no event.
@@ -116,6 +125,7 @@ class Assembly:
                 if record is not None:
                     on_step(record)
         finally:
+            self._on_drained()
             self.lock.release()
 
     def _hand_on(self, pending: Pending) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tbnum.measure.histogram import TensorHistograms, histograms_of, total_histograms_of
 from tbnum.measure.norms import TensorNorms
 from tbnum.measure.statistics import TensorStatistics
-from tbnum.observe.gradients import Gradients
+from tbnum.observe.gradients import Gradients, Marks
 from tbnum.observe.shards import Layout
 from tbnum.observe.transfer import Number, tensors_in
 
@@ -43,7 +43,7 @@ class Outcome(enum.Enum):
     ON_THE_SIDE = "on_the_side"  # the gradients were never meant for an update
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Loss:
     """A loss that a backward began with, or that the user reported. `value` still carries `divisor`."""
 
@@ -63,7 +63,7 @@ class Loss:
         return math.isfinite(self.value)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Measurement:
     """One pass over some gradients; lists have one entry a device."""
 
@@ -80,7 +80,7 @@ class Measurement:
     @property
     def known_nonfinite(self) -> bool:
         """Whether the host knows that a gradient holds NaN or inf."""
-        return any(isinstance(count, float) and count > 0 for count in self.nonfinite)
+        return any([isinstance(count, float) and count > 0 for count in self.nonfinite])
 
 
 @dataclass(frozen=True)
@@ -146,51 +146,55 @@ NOTHING = Measurement([], [], [])
 
 
 class Attempt:
-    """One optimizer's attempt to update. Values are `Number`s until they have landed."""
+    """One optimizer's attempt to update. Values are `Number`s until they have landed.
+
+    What an attempt of a plain loop leaves as it is stands in the class: there are many attempts.
+    """
+
+    outcome: Outcome | None = None
+    why_given_up: str | None = None  # "loss" or "looked"
+    loss_is_known = True  # False: the loss that backward saw carries a factor that nobody gave
+    arrived: Marks = ([], [])  # of the gradients after the last backward
+    versions: tuple[int, ...] = ()  # of some parameters then, where that matters
+    where = ""  # the user's line that the last backward was called from, where that matters
+    leads_elsewhere = False  # the backward went for something besides the optimizers' parameters too
+    samples: tuple[float, ...] = ()  # of the gradients then, which show by what they were multiplied since
+
+    scaler: torch.amp.GradScaler | None = None  # whose scale the gradients carried
+    has_own_scale = False  # the loop's own, that it gave to `wrap` as a callable
+    loss_scale: Number = UNKNOWN  # what the gradients were divided by
+    unscaled_after: int | None = None  # backwards, when `unscale_` had run
+    waits_for_clip: Gradients | None = None  # unscaled, and to be measured by the clip that follows
+
+    is_measured = False
+    places: Sequence[int] = ()  # of the parameters that have a gradient, among all of the optimizer's
+    parameters = 0  # how many the optimizer has
+    before: Measurement = NOTHING  # of the gradients before clipping
+    before_is_lost = False  # somebody had rescaled them by hand
+    rows: Rows | None = None  # likewise, tensor by tensor
+    after: Measurement | None = None  # of what the optimizer got, where it was measured
+    used: Marks = ([], [])  # of what the optimizer was to get
+    after_is_lost = False  # somebody wrote to it after tbnum's look: a hook of the user's, say
+    change: Change | None = None
+    seen: Gradients | None = None  # the gradients when they were last looked at
+    looked_at: tuple[int, ...] | None = None  # versions of some parameters when somebody looked at gradients
+
+    clipped = False  # a clip was seen
+    clipped_after = 0  # backwards, when it was
+    uncertain = False  # gradients changed in a way that `coefficients` does not show
+    clip_is_derived = False  # a clip went by the norm of all ranks' parts, which no rank has
+    layout: Layout | None = None  # where tensors are sharded: norms are of this rank's part alone
+
+    found_inf: Sequence[Number] = ()
+    parameters_nonfinite: Number | None = None
+    lr: Sequence[Number] = ()
+    snapshot: list[Tensor] | None = None  # the parameters as they were
 
     def __init__(self) -> None:
-        self.outcome: Outcome | None = None
-        self.why_given_up: str | None = None  # "loss" or "looked"
         self.backwards: list[Loss] = []
         self.logged: list[Loss] = []  # what the user reported in place of those
-        self.loss_is_known = True  # False: the loss that backward saw carries a factor that nobody gave
-        self.arrived: tuple[list[int], list[int]] = ([], [])  # ids and versions of the gradients after the last one
-        self.versions: tuple[int, ...] = ()  # of some parameters then, where that matters
-        self.where = ""  # the user's line that the last backward was called from, where that matters
-        self.leads_elsewhere = False  # the backward went for something besides the optimizers' parameters too
-        self.samples: tuple[float, ...] = ()  # of the gradients then, which show by what they were multiplied since
-
-        self.scaler: torch.amp.GradScaler | None = None  # whose scale the gradients carried
-        self.has_own_scale = False  # the loop's own, that it gave to `wrap` as a callable
-        self.loss_scale: Number = UNKNOWN  # what the gradients were divided by
-        self.unscaled_after: int | None = None  # backwards, when `unscale_` had run
-        self.waits_for_clip: Gradients | None = None  # unscaled, and to be measured by the clip that follows
-
-        self.is_measured = False
-        self.places: Sequence[int] = ()  # of the parameters that have a gradient, among all of the optimizer's
-        self.parameters = 0  # how many the optimizer has
-        self.before = NOTHING  # of the gradients before clipping
-        self.before_is_lost = False  # somebody had rescaled them by hand
-        self.rows: Rows | None = None  # likewise, tensor by tensor
-        self.after: Measurement | None = None  # of what the optimizer got, where it was measured
-        self.used: tuple[list[int], list[int]] = ([], [])  # ids and versions of what the optimizer was to get
-        self.after_is_lost = False  # somebody wrote to it after tbnum's look: a hook of the user's, say
-        self.change: Change | None = None
-        self.seen: Gradients | None = None  # the gradients when they were last looked at
-        self.looked_at: tuple[int, ...] | None = None  # versions of some parameters when somebody looked at gradients
-
-        self.clipped = False  # a clip was seen
-        self.clipped_after = 0  # backwards, when it was
         self.coefficients: list[Number] = []  # of clips that covered every gradient
         self.max_norms: set[float] = set()
-        self.uncertain = False  # gradients changed in a way that `coefficients` does not show
-        self.clip_is_derived = False  # a clip went by the norm of all ranks' parts, which no rank has
-        self.layout: Layout | None = None  # where tensors are sharded: norms are of this rank's part alone
-
-        self.found_inf: list[Number] = []
-        self.parameters_nonfinite: Number | None = None
-        self.lr: list[Number] = []
-        self.snapshot: list[Tensor] = []  # the parameters as they were
 
     @property
     def losses(self) -> list[Loss]:
@@ -202,6 +206,11 @@ class Attempt:
         return self.unscaled_after is not None and len(self.backwards) > self.unscaled_after
 
     @property
+    def has_nonfinite_loss(self) -> bool:
+        """Whether the host knows of one."""
+        return any([loss.is_finite is False for loss in self.losses])
+
+    @property
     def is_worth_a_look(self) -> bool:
         """Whether the host knows of something that is not to wait for other steps."""
         return (
@@ -210,14 +219,16 @@ class Attempt:
             or self.change is not None
             or self.before.known_nonfinite
             or (self.after is not None and self.after.known_nonfinite)
-            or any(total == math.inf for total in self.before.totals if isinstance(total, float))
-            or any(found_inf for found_inf in self.found_inf if isinstance(found_inf, float))
+            or any([total for total in self.before.totals if isinstance(total, float) and total == math.inf])
+            or any([found_inf for found_inf in self.found_inf if isinstance(found_inf, float)])
         )
 
     def tensors(self) -> list[Tensor]:
         """All that may be on a device, for a `Transfer`."""
-        parts = [part for part in (self.before, self.after, self.rows, self.change) if part is not None]
-        found = [tensor for part in parts for tensor in part.tensors()]
+        found: list[Tensor] = []
+        for part in (self.before, self.after, self.rows, self.change, *self.backwards, *self.logged):
+            if part is not None:
+                found += part.tensors()
         nonfinite = () if self.parameters_nonfinite is None else (self.parameters_nonfinite,)
         return found + tensors_in([*self.coefficients, *self.found_inf, *self.lr, *nonfinite, self.loss_scale])
 

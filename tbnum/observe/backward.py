@@ -15,6 +15,7 @@ import torch
 
 from tbnum.observe.patch_point import PatchPoint, Place
 from tbnum.observe.steps import StepObserver
+from tbnum.observe.untraced import untraced
 
 __all__ = ["observe_backward"]
 
@@ -39,6 +40,7 @@ _thread = _Thread()
 
 
 def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
+    @untraced  # where a whole step is compiled, its backward is not: it runs here
     @functools.wraps(original)
     def engine_run_backward(roots: Any, gradients: Any = (), *args: Any, **kwargs: Any) -> Any:
         if (
@@ -62,6 +64,4 @@ def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
                     losses.backward_ended(running, failed)
         return result
 
-    # Where a whole step is compiled, its backward is not: it runs here.
-    disabled: Callable[..., Any] = torch.compiler.disable(engine_run_backward, recursive=False)
-    return disabled
+    return engine_run_backward

@@ -36,7 +36,7 @@ def was_given_up(track: Track, attempt: Attempt) -> bool | None:
         return True
     if not looked and track.sides < track.usual_sides:
         return False  # its place in the loop is that of the adversarial inputs, or probes, that come before each step
-    if any(loss.is_finite is False for loss in attempt.losses):
+    if attempt.has_nonfinite_loss:
         attempt.why_given_up = "loss"
         return True
     is_new = track.never_stepped and not attempt.before.known_nonfinite  # a clip of each sample, say, before a step

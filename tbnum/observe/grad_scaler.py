@@ -18,6 +18,7 @@ from torch import Tensor
 from tbnum.observe.patch_point import PatchPoint, Place
 from tbnum.observe.scaled import remember
 from tbnum.observe.steps import StepObserver
+from tbnum.observe.untraced import untraced
 
 __all__ = ["observe_scalers"]
 
@@ -85,6 +86,7 @@ def _outermost(name: str, stand_in: Callable[..., Any]) -> Callable[[Callable[..
     """Of a method of that name: `stand_in(original, scaler, ...)` is called in its place, once for each call."""
 
     def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+        @untraced  # torch.compile leaves the methods of torch's own scaler uncompiled, and so it is to be with these
         @functools.wraps(original)
         def method(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             key = (id(scaler), name)
@@ -96,9 +98,7 @@ def _outermost(name: str, stand_in: Callable[..., Any]) -> Callable[[Callable[..
             finally:
                 _thread.inside.discard(key)
 
-        # torch.compile leaves the methods of torch's own scaler uncompiled, and so it is to be with these.
-        disabled: Callable[..., Any] = torch.compiler.disable(method, recursive=False)
-        return disabled
+        return method
 
     return wrapped
 

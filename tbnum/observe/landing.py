@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -45,8 +44,6 @@ class Pending:
         for attempt in self.attempts.values():
             attempt.let_go()
             tensors += attempt.tensors()
-            for loss in itertools.chain(attempt.backwards, attempt.logged):
-                tensors += loss.tensors()
         for losses in self._named.values():
             tensors += tensors_in(losses)
         self._transfer = Transfer(tensors)
@@ -65,11 +62,9 @@ class Pending:
     def is_urgent(self) -> bool:
         """Whether it is to be handed on as soon as its values are there."""
         update = self._update
-        return (
-            self.is_under_way
-            or any(attempt.is_worth_a_look for attempt in self.attempts.values())
-            or (update is not None and bool(update.old_scale != update.new_scale))
-        )
+        if self.is_under_way or (update is not None and bool(update.old_scale != update.new_scale)):
+            return True
+        return any([attempt.is_worth_a_look for attempt in self.attempts.values()])
 
     def ready(self) -> bool:
         return self._transfer.ready()
@@ -99,44 +94,61 @@ class Pending:
         if not self.attempts:
             return None, scales
         record = StepRecord(self.step, self.wall_time, sample_ids=self._sample_ids)
-        attempts = self.attempts.values()
-        losses = _unique(attempt.logged for attempt in attempts) or _unique(attempt.backwards for attempt in attempts)
-        is_known = all(attempt.loss_is_known or attempt.logged for attempt in attempts)
-        record.losses, record.loss = _sum(losses, is_known, host)
-        if is_known and all(loss.is_known for loss in losses):
-            record.micro_batches = len(_unique(attempt.backwards for attempt in attempts)) or len(losses) or UNKNOWN
-        scales_known = (host.number(attempt.loss_scale) for attempt in attempts)
-        record.loss_scale = next((scale for scale in scales_known if not math.isnan(scale)), UNKNOWN)
-        record.named_losses = {name: sum(host.numbers(losses)) for name, losses in self._named.items()}
+        attempts = list(self.attempts.values())
+        losses = _known_losses(attempts)
+        if losses:
+            record.losses = _values(losses, host)
+            record.loss = sum(record.losses)
+            record.micro_batches = len(_unique([attempt.backwards for attempt in attempts])) or len(losses)
+        for attempt in attempts:
+            scale = host.number(attempt.loss_scale)
+            if scale == scale:
+                record.loss_scale = scale
+                break
+        if self._named:
+            record.named_losses = {name: sum(host.numbers(losses)) for name, losses in self._named.items()}
         if update is not None and scales is not None:
             record.growth_tracker, record.new_scale = host.number(update.growth_tracker), scales[1]
         for name, attempt in self.attempts.items():
-            record.optimizers[name] = _landed(attempt, host)
+            one = record.optimizers[name] = _landed(attempt, host)
+            own = losses if len(attempts) == 1 else _known_losses([attempt])
+            one.loss = sum(_values(own, host)) if own else UNKNOWN
         return record, scales
 
 
-def _unique(lists: Iterable[list[Loss]]) -> list[Loss]:
+def _known_losses(attempts: Sequence[Attempt]) -> list[Loss]:
+    """Those that were reported, or else those that backwards began with; none where one of them is not known."""
+    losses = _unique([attempt.logged for attempt in attempts]) or _unique([attempt.backwards for attempt in attempts])
+    for attempt in attempts:
+        if not (attempt.loss_is_known or attempt.logged):
+            return []
+    for loss in losses:
+        if not loss.is_known:
+            return []
+    return losses
+
+
+def _unique(lists: Sequence[list[Loss]]) -> list[Loss]:
     """A loss that reached several optimizers counts once."""
+    if len(lists) == 1:
+        return lists[0]
     return list({id(loss): loss for losses in lists for loss in losses}.values())
 
 
-def _sum(losses: list[Loss], is_known: bool, host: Transfer) -> tuple[list[float], float]:
-    if not losses or not is_known or not all(loss.is_known for loss in losses):
-        return [], UNKNOWN
-    values = [_ratio(host.number(loss.value), host.number(loss.divisor)) for loss in losses]
-    return values, sum(values)
+def _values(losses: list[Loss], host: Transfer) -> list[float]:
+    return [_ratio(host.number(loss.value), host.number(loss.divisor)) for loss in losses]
 
 
 def _landed(one: Attempt, host: Transfer) -> OptimizerRecord:
     before, after = one.before, one.after
     record = OptimizerRecord(tensors=len(one.places), lr=host.numbers(one.lr))
-    _, record.loss = _sum(one.losses, one.loss_is_known or bool(one.logged), host)
     record.dropped = one.why_given_up
     found_inf = any(host.numbers(one.found_inf))
     record.skipped = found_inf or one.outcome is not Outcome.STEPPED
     if one.parameters_nonfinite is not None:
         record.parameters_nonfinite = bool(host.number(one.parameters_nonfinite))
-    record.max_norm = next(iter(one.max_norms)) if len(one.max_norms) == 1 else UNKNOWN
+    if len(one.max_norms) == 1:
+        (record.max_norm,) = one.max_norms
     record.nonfinite_tensors = sum(host.numbers(before.nonfinite))
     if one.found_inf and not record.skipped:
         record.nonfinite_tensors = 0.0  # finite elements, whose norm is not

@@ -187,6 +187,8 @@ class BatchIds:
 
     def backward(self) -> None:
         """A backward of the optimizer's loss begins."""
+        if self._loader is None:
+            return
         fresh = [epoch for epoch in self._epochs if epoch.new]
         for epoch in fresh:
             epoch.backwards += 1

@@ -82,7 +82,7 @@ class Loop(Watcher):
 
     def track_of(self, optimizer: Any) -> Track | None:
         track = self._track_of.get(id(optimizer))
-        return track if track is not None and track.optimizer is optimizer else None
+        return track if track is not None and track._optimizer() is optimizer else None
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Those that are still alive."""
@@ -165,6 +165,9 @@ class Loop(Watcher):
 
         Where the micro-batches of an accumulation are discarded, one line calls all of their backwards.
         """
+        if not track.discarded:
+            track.discarding = 0
+            return
         places = {attempt.where, ""}
         discarded = [loss for loss, where in track.discarded if not loss.used_by - {track.name} and where in places]
         track.discarded = []
@@ -179,7 +182,7 @@ class Loop(Watcher):
     def _joins(self, track: Track, attempt: Attempt) -> None:
         self.assembly.add(track.name, attempt)
         if not self._is_updating:
-            self.assembly.close_if_complete(self.optimizers())
+            self.assembly.close_if_complete(self.tracks.values())
 
     def ends(self, track: Track, attempt: Attempt) -> None:
         """Without a step."""

@@ -62,6 +62,11 @@ class Losses(Part):
         self._checked_scalers: set[int] = set()
         self._caches = Caches()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a backward has begun and not ended."""
+        return self._running is not None
+
     @harmless
     def loss_logged(self, loss: Number, name: str | None) -> None:
         """The user reported a loss. Where that happens in a step, only what the user reported counts."""
@@ -100,15 +105,15 @@ class Losses(Part):
             loop.report_once("backward_under_autocast", {"where": users_line()})
         return running
 
-    @harmless
     def step_begins_inside(self, track: Track, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps while a backward runs, from a hook on its gradients: they are that backward's."""
-        if self._running is None or torch._C._current_graph_task_id() == -1:
+        running = self._running
+        if running is None or torch._C._current_graph_task_id() == -1:
             return
-        before = next((there for other, there in self._running.before if other is track), None)
+        before = next((there for other, there in running.before if other is track), None)
         now = Gradients.of(optimizer)
         if before is not None and now.tensors and not now.same_as(before):
-            self._arrives(track, self._running, now)
+            self._arrives(track, running, now)
 
     @harmless
     def backward_ended(self, running: Running, failed: bool) -> None:
@@ -138,7 +143,7 @@ class Losses(Part):
     def _arrives(self, track: Track, running: Running, now: Gradients) -> None:
         loop = self._loop
         loss = running.loss()
-        attempt = loop.opened(track, Signal.GRADIENT)
+        attempt = track.open or loop.opened(track, Signal.GRADIENT)
         attempt.backwards.append(loss)
         attempt.arrived = now.marks()
         if track.discarding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from tbnum.measure.change import changes_of, copies_of
 from tbnum.measure.checksums import checksums as checksums_of
 from tbnum.measure.chunks import stored
-from tbnum.measure.norms import Taken, combine, norms_of
+from tbnum.measure.norms import Taken, TensorNorms, combine, norms_of
 from tbnum.measure.statistics import statistics_of
+from tbnum.observe.assembly import Assembly
 from tbnum.observe.attempt import NOTHING, UNKNOWN, Attempt, Change, Histograms, Measurement, Rows
 from tbnum.observe.gradients import Gradients, local, parameters_of
 from tbnum.observe.shards import Layouts
@@ -30,7 +31,7 @@ class Meter:
 
     def __init__(
         self,
-        next_step: Callable[[], int],
+        steps: Assembly,
         layouts: Layouts,
         *,
         verify_interval: int,
@@ -38,7 +39,7 @@ class Meter:
         histogram_interval: int,
         checksums: bool,
     ) -> None:
-        self._next_step = next_step
+        self._steps = steps
         self._takes_checksums = checksums
         self.layouts = layouts
         self._verify_interval = verify_interval
@@ -46,7 +47,7 @@ class Meter:
         self._histogram_interval = histogram_interval
 
     def _is_due(self, interval: int) -> bool:
-        return self._next_step() % interval == 0
+        return self._steps.next_step % interval == 0
 
     def measure(
         self,
@@ -104,7 +105,7 @@ class Meter:
 
     def measure_update(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
         """What the step did to the parameters of which there is a copy."""
-        before, attempt.snapshot = attempt.snapshot, []
+        before, attempt.snapshot = attempt.snapshot or [], None
         after = [parameter.detach() for parameter in local(parameters_of(optimizer))]
         if len(after) != len(before):  # the step itself added a group
             return
@@ -122,8 +123,18 @@ class Meter:
 def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = None) -> Measurement:
     """One pass over the gradients, where torch has not just taken it, and two small kernels on a device."""
     by_torch = None if taken is None else taken.of(gradients)
-    gradients = local(gradients) if by_torch is None else gradients
-    norms = norms_of(gradients) if by_torch is None else [by_torch]
+    norms = norms_of(local(gradients)) if by_torch is None else [by_torch]
+    if len(norms) == 1 and norms[0].norms.is_cpu:
+        total = math.hypot(*norms[0].norms.tolist())
+        if VANISHING <= total < math.inf:  # nearly always, and then no norm is NaN
+            return Measurement(norms, [total], [0.0], divisor, by_torch is not None)
+    return _measured_with_care(local(gradients), norms, divisor, by_torch is not None)
+
+
+def _measured_with_care(
+    gradients: list[Tensor], norms: list[TensorNorms], divisor: Number, by_clip: bool
+) -> Measurement:
+    """What is on a device, vanishes in float32, or may not be finite."""
     values = [each.norms.tolist() if each.norms.is_cpu else None for each in norms]
     totals: list[Number] = [
         combine(known) if known is not None else hold(each.total()) for each, known in zip(norms, values, strict=True)
@@ -142,14 +153,17 @@ def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = Non
             # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
             suspects = [place for place, norm in zip(each.index, known, strict=True) if not math.isfinite(norm)]
             nonfinite.append(float(sum(not bool(torch.isfinite(stored(gradients[at])).all()) for at in suspects)))
-    return Measurement(norms, totals, nonfinite, divisor, by_clip=by_torch is not None)
+    return Measurement(norms, totals, nonfinite, divisor, by_clip)
 
 
 def checksums_left(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """(P,) int64 of each: the parameters and the optimizer's moments as they are now."""
     parameters: list[Tensor | None] = [parameter.detach() for parameter in local(parameters_of(optimizer))]
     kept = {"parameter": parameters} | moments_of(optimizer)
-    return {what: checksums_of(tensors) for what, tensors in kept.items()}
+    if not parameters:
+        return {}
+    sums = checksums_of([tensor for tensors in kept.values() for tensor in tensors])  # small ones are taken together
+    return dict(zip(kept, sums.split(len(parameters)), strict=True))
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> dict[str, list[Tensor | None]]:
@@ -165,7 +179,8 @@ def moments_of(optimizer: torch.optim.Optimizer) -> dict[str, list[Tensor | None
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[Number]:
-    return [_as_number(group.get("lr", UNKNOWN)) for group in optimizer.param_groups]
+    rates = [group.get("lr", UNKNOWN) for group in optimizer.param_groups]
+    return [rate if type(rate) is float else _as_number(rate) for rate in rates]
 
 
 def _as_number(value: Any) -> Number:

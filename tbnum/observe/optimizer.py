@@ -12,6 +12,7 @@ import torch
 
 from tbnum.observe.caller import steps_on_the_stack
 from tbnum.observe.steps import StepObserver
+from tbnum.observe.untraced import untraced
 
 __all__ = ["observe_optimizer"]
 
@@ -22,11 +23,7 @@ def observe_optimizer(optimizer: torch.optim.Optimizer, observer: StepObserver, 
     The hooks keep `owner`, the monitor, alive as long as the optimizer, also where the user did not keep it.
     """
     hooks = _Hooks(observer, owner)
-    # torch.compile of a step would trace the hooks, and break its graph on them: leave them out of it.
-    handles = [
-        optimizer.register_step_pre_hook(torch.compiler.disable(hooks.before, recursive=False)),
-        optimizer.register_step_post_hook(torch.compiler.disable(hooks.after, recursive=False)),
-    ]
+    handles = [optimizer.register_step_pre_hook(hooks.before), optimizer.register_step_post_hook(hooks.after)]
     ref = weakref.ref(optimizer)
 
     def release() -> None:
@@ -38,12 +35,15 @@ def observe_optimizer(optimizer: torch.optim.Optimizer, observer: StepObserver, 
 
 
 class _Hooks:
+    """torch.compile of a step would trace them, and break its graph on them: they are left out of it."""
+
     def __init__(self, observer: StepObserver, owner: object) -> None:
         self._observer = observer
         self._owner = owner
         self._depth = 0
         self._is_no_step = False
 
+    @untraced
     def before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # A step that calls its base class's step fires the hooks twice: only the outermost counts. A depth alone
         # would not do, since a step that raised has left without its post hook.
@@ -56,6 +56,7 @@ class _Hooks:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         self._observer.updates.step_begins(optimizer, callable(closure))
 
+    @untraced
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth -= 1
         if self._depth == 0 and not self._is_no_step:

@@ -51,7 +51,7 @@ class PatchPoint(Generic[_Observer]):
 
     def observers(self) -> list[_Observer]:
         """Those of this moment."""
-        return list(self._observers)
+        return self._observers.members()
 
     def observe(self, observer: _Observer) -> Callable[[], None]:
         """`observer` is among the `observers` until the function that is returned is called."""

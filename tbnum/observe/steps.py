@@ -40,6 +40,7 @@ class StepObserver:
         own_scale: Callable[[], Any] | None,
         *,
         on_step: Callable[[StepRecord], None],
+        on_drained: Callable[[], None],
         on_observation: Callable[[Observation], None],
         on_first_step: Callable[[], None],
         on_close: Callable[[int], None],
@@ -52,11 +53,11 @@ class StepObserver:
         layouts: Layouts,
         batch_ids: BatchIds,
     ) -> None:
-        assembly = Assembly(on_step, on_observation, on_close)
+        assembly = Assembly(on_step, on_drained, on_observation, on_close)
         self._assembly = assembly
         assembly.batch_ids = batch_ids
         meter = Meter(
-            lambda: assembly.next_step,
+            assembly,
             layouts,
             verify_interval=verify_interval,
             tensor_interval=tensor_interval,

@@ -15,6 +15,7 @@ import torch
 
 from tbnum.observe.attempt import Attempt, Loss, Outcome
 from tbnum.observe.beginning import Beginning
+from tbnum.observe.gradients import Marks
 from tbnum.observe.leftovers import Leftovers
 from tbnum.observe.moments import Moments
 
@@ -28,6 +29,8 @@ class Phase(enum.Enum):
     OPEN = "open"  # a gradient has arrived
     LOOKED = "looked"  # somebody clipped or unscaled the gradients
 
+    __hash__ = object.__hash__  # the enum's own is written in Python, and asked for at every signal
+
 
 class Signal(enum.Enum):
     """What a hook saw."""
@@ -40,6 +43,8 @@ class Signal(enum.Enum):
     GONE = "gone"
     UPDATE = "update"
     UPDATE_OF_UNSCALED = "update, after unscale_ and no step"
+
+    __hash__ = object.__hash__
 
 
 class Move(enum.Enum):
@@ -130,7 +135,7 @@ class Track:
         self.is_stepping = False  # inside optimizer.step()
         self.may_evaluate = False  # a closure is being evaluated for the first time
         self.in_step_of: torch.amp.GradScaler | None = None  # inside its scaler.step()
-        self.used: tuple[list[int], list[int]] = ([], [])  # ids and versions of the gradients that it last stepped with
+        self.used: Marks = ([], [])  # of the gradients that it last stepped with
         self.leftovers = Leftovers()
         self.moments = Moments()
         self.beginning = Beginning()

@@ -39,7 +39,8 @@ class Updates(Part):
         if track.is_stepping:  # the step before ended in an exception
             track.forget()
         loop.enters()
-        self._losses.step_begins_inside(track, optimizer)
+        if self._losses.is_running:
+            self._losses.step_begins_inside(track, optimizer)
         track.is_stepping, track.may_evaluate = True, has_closure
         is_new = track.open is None
         attempt = track.open or loop.opened(track, Signal.GRADIENT)
@@ -54,7 +55,7 @@ class Updates(Part):
         if is_new and gradients.tensors and gradients.marks() == track.used:
             track.leftovers.found("step_without_backward", gradients)
         self._uses(track, attempt, optimizer, gradients)
-        if attempt.before.known_nonfinite or any(loss.is_finite is False for loss in attempt.losses):
+        if attempt.before.known_nonfinite or attempt.has_nonfinite_loss:
             attempt.parameters_nonfinite = any_nonfinite(parameters_of(optimizer))  # before this step spoils them
 
     @harmless

@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import torch
 
 from tbnum.observe.caller import warn
+from tbnum.observe.untraced import untraced
 
 __all__ = ["Part", "Watcher", "harmless"]
 
@@ -63,20 +64,20 @@ class Part:
 def harmless(method: Callable[Concatenate[_W, _P], _R]) -> Callable[Concatenate[_W, _P], _R | None]:
     """A method that hooks call, in the loop and in the model: no exception of its own reaches them."""
 
-    untraced = torch.compiler.disable(method)
+    disabled = torch.compiler.disable(method)
 
+    @untraced
     @functools.wraps(method)
     def called(self: _W, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
         watcher = self.watcher
-        if watcher.is_muted:
+        if watcher._is_muted:
             return None
         try:
             if _tracer() is None:
                 return method(self, *args, **kwargs)
-            return untraced(self, *args, **kwargs)  # under torch.compile: it would trace what the method calls
+            return disabled(self, *args, **kwargs)  # under torch.compile: it would trace what the method calls
         except Exception as error:
             watcher.trouble(error)
             return None
 
-    skipped: Callable[Concatenate[_W, _P], _R | None] = torch.compiler.disable(called, recursive=False)
-    return skipped
+    return called
