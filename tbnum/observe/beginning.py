@@ -37,12 +37,13 @@ class Beginning:
     def is_over(self) -> bool:
         return self._attempts >= ATTEMPTS
 
-    def arrives(self, attempt: Attempt, roots: Sequence[Any], is_scaled: bool) -> None:
+    def arrives(self, attempt: Attempt, roots: Sequence[Any], *, is_scaled: bool, reached_all: bool) -> None:
         """A backward has reached the gradients: some 10 microseconds, and a walk over the graph at the first one."""
         if attempt is not self._attempt:
             self._attempt, self._means = attempt, []
         root = roots[0] if len(roots) == 1 and isinstance(roots[0], Tensor) else None
-        if root is not None and is_plain_mean(root.grad_fn, is_scaled):
+        # Losses of tasks or heads, each of parameters of its own too, are no micro-batches.
+        if root is not None and reached_all and is_plain_mean(root.grad_fn, is_scaled):
             self._means.append(users_line() or "")
         if self._in_float16 is None and root is not None:
             self._in_float16 = torch.float16 in dtypes_behind(root)
@@ -58,7 +59,8 @@ class Beginning:
         is_autocast = bool(self._in_float16) and all(each.dtype != torch.float16 for each in parameters)
         self._without_scale = self._without_scale + 1 if is_autocast and not has_scale else 0
         count = len(attempt.backwards)
-        one_line = len(self._means) == count and len(set(self._means)) == 1 and attempt is self._attempt
+        is_followed = attempt is self._attempt and attempt.loss_is_known
+        one_line = is_followed and len(self._means) == count and len(set(self._means)) == 1
         self._adds_up = self._adds_up + 1 if count > 1 and one_line and not self._rescales else 0
         found: list[tuple[str, dict[str, Any]]] = []
         if self._without_scale == SURE:

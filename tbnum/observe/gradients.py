@@ -102,6 +102,13 @@ class Gradients(NamedTuple):
         are_shared = len(set(map(id, self.tensors))) < len(self.tensors)
         return self if are_shared else self.again()  # those that lie in one buffer have one version
 
+    def all_differ_from(self, other: Gradients) -> bool:
+        """Whether each of these was written to, or was not there: there are as many, or more."""
+        before = dict(zip(map(id, other.tensors), other.versions, strict=True))
+        return bool(self.tensors) and all(
+            before.get(id(tensor)) != version for tensor, version in zip(self.tensors, self.versions, strict=True)
+        )
+
     def same_as(self, other: Gradients | None) -> bool:
         """Whether nobody wrote to a gradient, or put another in its place."""
         return (

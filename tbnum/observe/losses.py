@@ -154,7 +154,8 @@ class Losses(Part):
         loop.count_unused(track)
         scaled = running.scaled
         if not track.beginning.is_over:
-            track.beginning.arrives(attempt, running.roots, scaled is not None)
+            reached_all = now.all_differ_from(next(there for other, there in running.before if other is track))
+            track.beginning.arrives(attempt, running.roots, is_scaled=scaled is not None, reached_all=reached_all)
         if scaled is not None:
             attempt.scaler = scaled.scaler
             self._check(scaled, running.roots)

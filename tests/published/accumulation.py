@@ -81,7 +81,7 @@ def the_last_window_runs_on_into_the_next_epoch(tape: Tape) -> None:
     tape.keep(model, optimizer)
 
 
-@published()
+@published(events={"losses_not_divided": 1})
 def losses_that_are_not_divided(tape: Tape) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -259,7 +259,7 @@ def heads_whose_losses_reach_different_parameters(tape: Tape) -> None:
     tape.keep(model, optimizer)
 
 
-@published()
+@published(events={"losses_not_divided": 1})
 def a_loss_without_gradient_among_the_micro_batches(tape: Tape) -> None:
     """An empty micro-batch, whose loss is a constant, is left out by the loop."""
     model = mlp()

@@ -243,7 +243,7 @@ def autocast_to_bfloat16(tape: Tape) -> None:
     tape.keep(model, optimizer)
 
 
-@published(may=("loss_low_precision",))
+@published(events={"float16_without_scaler": 1}, may=("loss_low_precision",))
 def a_loss_in_float16(tape: Tape) -> None:
     """The loss itself is a float16 number: it is recorded as it is."""
     model = mlp()

@@ -260,9 +260,9 @@ def _accumulate(tape: Tape, given: bool) -> None:
     tape.keep(model, optimizer, scaler)
 
 
-@published(events=FOUND)
+@published(events={**FOUND, "float16_without_scaler": 1})
 def a_scaler_made_in_the_middle_of_the_run(tape: Tape) -> None:
-    """The first epoch in float32, then mixed precision is switched on."""
+    """The first epoch in float16 without a scaler, then one is made."""
     model = Half()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     scaler = None
@@ -349,9 +349,9 @@ def one_scaler_over_two_losses_of_one_model(tape: Tape) -> None:
     tape.keep(model, optimizer, scaler)
 
 
-@published()
+@published(events={"float16_without_scaler": 1})
 def mixed_precision_switched_on_later_with_the_scaler_given(tape: Tape) -> None:
-    """Ten steps in float32 past a scaler that is enabled and not used yet; then the recipe."""
+    """Ten steps in float16 past a scaler that is enabled and not used yet; then the recipe."""
     model = Half()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     scaler = scaler_for_cpu(2.0**20)
