@@ -401,8 +401,11 @@ class Monitor(OfThisProcess):
 
     def flush(self) -> None:
         """Everything up to here is on disk when this returns. Waits for the device and for the disk."""
-        self._observer.drain(wait=True)
-        self._recorder.write_activations(wait=True)
+        try:
+            self._observer.drain(wait=True)
+            self._recorder.write_activations(wait=True)
+        except Exception as error:  # a step that cannot be handed on is lost alone
+            self._observer.trouble(error)
         self._recorder.flush()
 
     def __del__(self) -> None:
@@ -417,15 +420,25 @@ class Monitor(OfThisProcess):
         open_monitors.discard(self)
         for release in self._releases:
             release()
-        self._watching.finish()
-        self._observer.finish()
-        with contextlib.suppress(Exception):  # of parameters that have lost their storage, say
-            _write_last_checksums(self._observer, self._recorder, self._checksum_interval)
-        self._recorder.write_activations(wait=True)
-        self._watching.stop()
-        self._recorder.close()
+        parts: tuple[Callable[[], object], ...] = (
+            self._watching.finish,
+            self._observer.finish,
+            self._write_last_checksums,
+            functools.partial(self._recorder.write_activations, wait=True),
+            self._watching.stop,
+            self._recorder.close,
+        )
+        for part in parts:
+            try:
+                part()
+            except Exception as error:  # one that fails costs itself: the files are closed, and the program goes on
+                self._observer.trouble(error)
         for callback in self._when_written:
             callback()
+
+    def _write_last_checksums(self) -> None:
+        with contextlib.suppress(Exception):  # of parameters that have lost their storage, say
+            _write_last_checksums(self._observer, self._recorder, self._checksum_interval)
 
     def call_when_closed(self, release: Callable[[], None]) -> None:
         """`close()` calls `release` as well: for hooks that an integration adds. It may be called twice."""

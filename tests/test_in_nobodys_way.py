@@ -98,6 +98,28 @@ def test_trouble_between_two_steps_costs_neither(tmp_path: Path, monkeypatch: py
     assert tbnum.read(tmp_path)["."].steps["step"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_step_that_cannot_be_handed_on_is_a_warning_and_costs_itself_alone(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(tmp_path)
+    loop.step()
+    loop.monitor.flush()
+    loop.step()
+
+    def broken(*arguments: Any) -> Any:
+        raise ArithmeticError("a step that nobody foresaw")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tbnum.observe.landing.Pending.land", broken)
+        with pytest.warns(RuntimeWarning, match="a step that nobody foresaw.*Training is not affected"):
+            getattr(loop.monitor, end)()
+    loop.monitor.close()
+    run = tbnum.read(tmp_path)["."]
+    assert run.steps["step"].tolist() == [0]
+    assert run.meta["sessions"][-1]["ended"] == "closed"
+
+
 def test_what_the_user_s_block_raises_is_his_also_where_the_end_of_the_record_is_interrupted(tmp_path: Path) -> None:
     loop = Loop()
 
