@@ -113,7 +113,7 @@ def test_panel_is_opened_zoomed_and_hovered(tmp_path: Path) -> None:
     options = ["--quick", "--steps", "20000", "--events", "100", "--runs", "3", "--json", str(tmp_path / "p")]
     with ThreadPoolExecutor(1) as pool:  # Playwright wants a thread where no test of the panel has begun it already
         pool.submit(panel.main, options).result()
-    assert len(written(tmp_path / "p")) == 4
+    assert len(written(tmp_path / "p")) == 5
 
 
 # -- the figures themselves

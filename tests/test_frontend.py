@@ -44,15 +44,22 @@ def sources(static: Path) -> dict[str, list[str]]:
     return {file.stem: json.loads(file.read_text(encoding="utf-8"))["sources"] for file in static.glob("*.js.map")}
 
 
+def imported_by(module: Path) -> list[str]:
+    """What the browser fetches before the built module runs; what it opens later is no part of that."""
+    return sorted(set(re.findall(r'(?:from|import)\s*"\./([^"]+)"', module.read_text(encoding="utf-8"))))
+
+
 def test_what_is_written_is_built_into_one_file_and_one_for_each_module_that_is_opened_later(frontend: Path) -> None:
     parts = sources(frontend)
     written = {file.name for file in frontend.with_name("frontend").glob("*.ts")} - {"answers.ts"}  # types alone
     modules = [f"../frontend/{name}" for name in written]
-    first = [name for name in parts if re.fullmatch(r"chunk-\w+\.js", name)]
+    first = imported_by(frontend / "index.js")
     assert len(first) == 1, "all that the first drawing needs comes at once"
+    assert imported_by(frontend / first[0]) == []
     used = sorted(source for each in parts.values() for source in each)
     assert used == sorted([*modules, "../node_modules/uplot/dist/uPlot.esm.js"]), "each once, and none is left over"
-    later = {name for name in parts if name not in (*first, "index.js")}
+    shared = {name for name in parts if re.fullmatch(r"chunk-\w+\.js", name)}  # by some of those
+    later = {name for name in parts if name not in (*first, *shared, "index.js")}
     opened = {"figure", "findings", "ledhere", "overlay", "runs", "tensorsdock", "values"}
     assert {name.partition("-")[0] for name in later} == opened
     if shutil.which("node") is None:
