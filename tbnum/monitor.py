@@ -423,7 +423,7 @@ class Monitor(OfThisProcess):
         parts: tuple[Callable[[], object], ...] = (
             self._watching.finish,
             self._observer.finish,
-            self._write_last_checksums,
+            functools.partial(_write_last_checksums, self._observer, self._recorder, self._checksum_interval),
             functools.partial(self._recorder.write_activations, wait=True),
             self._watching.stop,
             self._recorder.close,
@@ -435,10 +435,6 @@ class Monitor(OfThisProcess):
                 self._observer.trouble(error)
         for callback in self._when_written:
             callback()
-
-    def _write_last_checksums(self) -> None:
-        with contextlib.suppress(Exception):  # of parameters that have lost their storage, say
-            _write_last_checksums(self._observer, self._recorder, self._checksum_interval)
 
     def call_when_closed(self, release: Callable[[], None]) -> None:
         """`close()` calls `release` as well: for hooks that an integration adds. It may be called twice."""
@@ -509,8 +505,9 @@ def _write_last_checksums(observer: StepObserver, recorder: Recorder, interval: 
     last = observer.next_step - 1
     if interval is None or last < 0 or last % interval == 0:
         return
-    for name, optimizer in observer.optimizers().items():
-        recorder.write_checksums(last, name, checksums_left(optimizer))
+    with contextlib.suppress(Exception):  # of parameters that have lost their storage, say
+        for name, optimizer in observer.optimizers().items():
+            recorder.write_checksums(last, name, checksums_left(optimizer))
 
 
 @contextlib.contextmanager

@@ -414,6 +414,7 @@ def _thresholds(run: Run) -> set[float]:
 
 _UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip whose module is worth a look
 
+
 def _draw_steps(dashboards: Dashboards, steps: Sequence[_Drawn]) -> None:
     for columns, row, skipped_total in steps:
         dashboards.step(columns, row, skipped_total)

@@ -76,6 +76,7 @@ class Piece:
     def of_bits(bits: Tensor) -> Piece:
         return Piece(bits, [bits.numel()], None, Scratch(), _largest(bits))
 
+
 @dataclass(frozen=True)
 class Batch:
     """One tensor in pieces, or small tensors of one type together in a single piece."""

@@ -108,11 +108,10 @@ class _Thresholds:
 
     @staticmethod
     def at(scale: float | Tensor, dtype: torch.dtype, device: torch.device) -> _Thresholds:
-        known = _thresholds if isinstance(scale, float) and device.type == "cpu" else _thresholds.__wrapped__
-        return known(scale, dtype, device)
+        is_known = isinstance(scale, float) and device.type == "cpu"
+        return (_remembered_thresholds if is_known else _thresholds)(scale, dtype, device)
 
 
-@functools.lru_cache(maxsize=16)
 def _thresholds(scale: float | Tensor, dtype: torch.dtype, device: torch.device) -> _Thresholds:
     edges = [each.flushes_to for each in _BY_FLUSH] + [each.overflows_from for each in _BY_OVERFLOW]
     bits = (on_device(edges, dtype, device) / scale).view(torch.int64 if dtype is torch.float64 else torch.int32)
@@ -124,6 +123,9 @@ def _thresholds(scale: float | Tensor, dtype: torch.dtype, device: torch.device)
         return _Thresholds(bits, [], [])
     bins, below = (bins_of(Piece.of_bits(each)).tolist() for each in (bits, bits - 1))
     return _Thresholds(bits, bins, [at for at, bin in enumerate(bins) if bin == below[at]])
+
+
+_remembered_thresholds = functools.lru_cache(maxsize=16)(_thresholds)
 
 
 def _measured(batches: list[Batch], thresholds: _Thresholds) -> tuple[Tensor, Tensor]:

@@ -54,15 +54,11 @@ class Gradients(NamedTuple):
     @staticmethod
     def of(optimizer: torch.optim.Optimizer) -> Gradients:
         every = [gradient for group in optimizer.param_groups for gradient in map(_gradient_of, group["params"])]
-        kinds = set(map(type, every))
-        if kinds <= _PLAIN:
-            try:
-                return Gradients(len(every), range(len(every)), every, list(map(_version_of, every)))
-            except RuntimeError:  # one that was made in inference mode has none
-                pass
+        if _PLAIN.issuperset(map(type, every)):
+            return Gradients(len(every), range(len(every)), every, _versions(every))
         places = [place for place, gradient in enumerate(every) if gradient is not None]
         there = [gradient for gradient in every if gradient is not None]
-        return Gradients(len(every), places, there, _versions(there) if there else [])
+        return Gradients(len(every), places, there, _versions(there))
 
     def marks(self) -> Marks:
         """What shows later whether these are the same and unwritten, and keeps none of them alive."""
@@ -203,6 +199,8 @@ def leads_to_others(losses: Iterable[Any], parameters: Iterable[Tensor], nodes: 
 
 def _versions(gradients: list[Tensor]) -> list[int]:
     try:
+        if _PLAIN.issuperset(map(type, gradients)):  # nearly always
+            return list(map(_version_of, gradients))
         return [gradient._version if type(gradient) is Tensor else _version(gradient) for gradient in gradients]
     except RuntimeError:  # one that was made in inference mode has none
         return [-1 if gradient.is_inference() else gradient._version for gradient in gradients]

@@ -102,7 +102,7 @@ class Pending:
             record.micro_batches = len(_unique([attempt.backwards for attempt in attempts])) or len(losses)
         for attempt in attempts:
             scale = host.number(attempt.loss_scale)
-            if scale == scale:
+            if not math.isnan(scale):
                 record.loss_scale = scale
                 break
         if self._named:
