@@ -133,6 +133,7 @@ class Recorder:
         self._is_first_row = True
         self._lock = threading.RLock()  # rows may come from the thread of the log
         self._repeats: _Lost | None = None
+        self._spoiled: set[str] = set()  # optimizers whose parameters were found non-finite, as was recorded
         self._sentinels: Sentinels | None = None
         self._activations: IntervalWatches | None = None
         self._flight: deque[tuple[int, str, np.ndarray]] = deque(
@@ -202,8 +203,21 @@ class Recorder:
                 if finding is not None:
                     data["sentinel"] = finding
                 self._event(Event(record.step, record.wall_time, kind, optimizer=self._label(name), data=data))
+            self._take_parameters(record, name, one, kind)
         if record.step % STEPS_A_LOOK == 0:
             self._report_spikes()
+
+    def _take_parameters(self, record: StepRecord, name: str, one: OptimizerRecord, kind: str | None) -> None:
+        """As they were looked at before the update, because the loss was not finite. The event of a failed step says so
+        itself; where every gradient was finite, nothing else does.
+        """
+        if one.parameters_nonfinite is None:
+            return
+        if one.parameters_nonfinite and kind is None and name not in self._spoiled:
+            data = {"by_step": record.step - 1, "params_nonfinite": True}
+            label = self._label(name)
+            self._event(Event(record.step, record.wall_time, "nonfinite_update", optimizer=label, data=data))
+        (self._spoiled.add if one.parameters_nonfinite else self._spoiled.discard)(name)
 
     def on_observation(self, observation: Observation) -> None:
         facts = (observation.step, observation.wall_time, observation.kind)

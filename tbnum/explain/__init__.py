@@ -81,6 +81,8 @@ def explain_run(run: Record) -> list[Event]:
     for event, later in zip(known, look_ahead(known, last_step, Numbering.of(run.meta)), strict=True):
         explained += _explain(with_hindsight(event, last_step), rules, later, look)
     derived = [update_event(run, update) for update in sorted({*updates, *rules.parameters.found})]
+    if derived:  # they know since when
+        explained = [event for event in explained if event.kind != "nonfinite_update"]
     derived += attempt("spikes", lambda: spike_events(run), [])
     derived += attempt.left_out
     explained += [explained_event(Known.of(event), None) for event in derived]

@@ -214,6 +214,8 @@ def _bad_batch(case: Case) -> tuple[str, str]:
         f"Look at the batch of step {case.event.step} (labels, lengths, outliers); "
         "if such skips recur, clip the gradients harder or lower the learning rate."
     )
+    if facts.nan > 0 and facts.inf == 0:
+        remedy += " NaN without an inf may be backward's own: monitor.replay(closure) names the operation."
     return why, remedy
 
 
@@ -279,16 +281,23 @@ def spoiled_since(since: Since) -> tuple[str, str]:
 
 def update_text(after: int, by: int) -> str:
     """Of an update that made the parameters non-finite: which it was, as far as that was measured."""
+    if after >= by:
+        return f"a write to them after the update of step {by}, which left them finite"
     if after == by - 1:
         return f"the update of step {by}, whose gradients were finite"
     return f"an update between step {max(after + 1, 0)} and step {by}, whose gradients were finite"
 
 
 def update_remedy(after: int, by: int) -> str:
+    if after + 1 > 0:
+        restore = f"Restore a checkpoint from before step {after + 1}: later ones hold the spoiled parameters."
+    elif by > 0:
+        restore = f"Restore the newest checkpoint whose parameters are finite: none since step {by} is such a one."
+    else:
+        restore = "Begin again: no checkpoint of this run has finite parameters."
     return (
-        f"Restore a checkpoint from before step {max(after + 1, 0)}: later ones hold the spoiled parameters. Look at "
-        "the optimizer's own arithmetic: an eps of 0, or one that is 0 in float16 (1e-8 is), a state that overflows, a "
-        "learning rate that is not finite; and at code that writes to the parameters."
+        f"{restore} Look at the optimizer's own arithmetic: an eps of 0, or one that is 0 in float16 (1e-8 is), a "
+        "state that overflows, a learning rate that is not finite; and at code that writes to the parameters."
     )
 
 

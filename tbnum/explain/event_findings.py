@@ -91,8 +91,11 @@ def nonfinite_loss(view: RunView) -> Iterator[Finding]:
     evidence = f"{count_text(len(rows), 'step')} of {total:,}, the first at step {steps[rows[0]]}"
     remedy = forward_remedy(int(steps[rows[0]]))
     first = next((e for e in view.events if e.step >= steps[rows[0]] and e.kind in ("skip", "nonfinite_step")), None)
-    if first is not None and first.cause == "nonfinite_parameters":
-        remedy = first.remedy  # the loss is only where it shows
+    spoiled = next((e for e in view.of("nonfinite_update") if e.step <= steps[rows[0]]), None)
+    if spoiled is not None:
+        remedy = spoiled.remedy  # the loss is only where it shows
+    elif first is not None and first.cause == "nonfinite_parameters":
+        remedy = first.remedy
     if rows[-1] == total - 1:
         row = int(np.flatnonzero(np.diff(rows) > 1)[-1]) + 1 if np.any(np.diff(rows) > 1) else 0
         evidence += f"; not once finite since step {steps[rows[row]]}."
@@ -114,6 +117,9 @@ def _over_nothing(view: RunView) -> np.ndarray:
     for _, values in counts:
         finite &= ~(values[rows] > 0)
     finite &= np.logical_or.reduce([values[rows] == 0 for _, values in counts])
+    spoiled = [event.step for event in view.of("nonfinite_update")]  # a gradient of 0 hides what they made of the loss
+    if spoiled:
+        finite &= view.number[rows] <= min(spoiled)
     return rows[finite]
 
 

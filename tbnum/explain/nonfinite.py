@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tbnum.explain.began import module_of
 from tbnum.explain.close_look import Gradients
 from tbnum.explain.facts import Facts, Known
 from tbnum.explain.parameters import ParameterNorms, SpoiledUpdate
 from tbnum.explain.past import Past
 from tbnum.explain.record import Record
-from tbnum.explain.thresholds import BACKWARD_LARGEST, BACKWARD_LARGEST_OF_ALL
+from tbnum.explain.thresholds import BACKWARD_LARGEST, BACKWARD_LARGEST_OF_ALL, BACKWARD_LARGEST_OF_SOME
 from tbnum.log.columns import columns_named
 from tbnum.log.schema import Event
 
@@ -21,9 +20,9 @@ __all__ = [
     "Since",
     "SpoiledParameters",
     "made_in_backward",
+    "no_overflow",
     "nothing_is_spared",
     "spoiled_updates",
-    "spread",
     "update_event",
 ]
 
@@ -40,26 +39,31 @@ def made_in_backward(gradients: Gradients | None, scale: float, inf_counts: bool
     return not gradients.largest_finite * scale > BACKWARD_LARGEST
 
 
-def spread(facts: Facts) -> bool:
-    """Whether NaN is in the gradients of two modules or more, or in all there are.
+def no_overflow(facts: Facts, gradients: Gradients | None) -> bool:
+    """Whether NaN in gradients, and no inf, is what no overflow leaves, at a scale that other steps had passed.
 
-    The sum of a product in float16 that overflows may be NaN without an inf, in one tensor. In two, and no inf in
-    either, it was handed on.
+    An overflow begins in some elements, which it leaves inf, and hands on inf and NaN from there. Where all of it
+    became NaN on the way to the first parameter, so did every gradient. So NaN alone, in two tensors or more (the sum
+    of a product in float16 may be NaN in one alone), is none where a gradient was spared whose elements are not at the
+    end of float16.
     """
-    modules = set(map(module_of, facts.nonfinite_names))
-    return len(modules) > 1 or facts.nonfinite_tensors == facts.tensors > 1
+    if gradients is None or not gradients.nan > 0 or gradients.inf > 0 or not facts.nonfinite_tensors > 1:
+        return False
+    if facts.nonfinite_tensors == facts.tensors and not math.isnan(gradients.largest_finite):
+        return gradients.largest_finite * facts.loss_scale <= BACKWARD_LARGEST_OF_ALL
+    if facts.nonfinite_tensors == facts.tensors:
+        return False
+    return gradients.largest_finite * facts.loss_scale <= BACKWARD_LARGEST_OF_SOME
 
 
 def nothing_is_spared(facts: Facts, gradients: Gradients | None) -> bool:
-    """Whether every gradient is NaN as no overflow leaves them: not one finite element, or no inf among them.
-
-    An overflow begins in some elements, and hands on inf and NaN from there; others stay what they were.
-    """
-    if gradients is None or not facts.nonfinite_tensors == facts.tensors > 1 or not gradients.nan > 0:
-        return False
-    if math.isnan(gradients.largest_finite):
-        return True
-    return gradients.inf == 0 and gradients.largest_finite * facts.loss_scale <= BACKWARD_LARGEST_OF_ALL
+    """Whether not one element of any gradient is finite, and NaN is among them: it was there from the loss on."""
+    return (
+        gradients is not None
+        and facts.nonfinite_tensors == facts.tensors > 1
+        and gradients.nan > 0
+        and math.isnan(gradients.largest_finite)
+    )
 
 
 class Since(NamedTuple):
@@ -81,6 +85,7 @@ class SpoiledParameters:
         self._updates = list(updates)
         self._first_step = first_step
         self._since: Since | None = None
+        self._measured = (-1, -1)  # steps at whose beginning they were found non-finite: the last one, one before it
         self.found: list[SpoiledUpdate] = []  # that were inferred from an event's own look at the parameters
 
     def took_nonfinite(self, step: int) -> None:
@@ -95,7 +100,9 @@ class SpoiledParameters:
         """An event says how the parameters were before the update of its step."""
         if event.facts.params_nonfinite is False:
             self._since = None
-        elif event.facts.params_nonfinite and self.since(event.step) is None and event.step > self._first_step:
+        elif event.facts.params_nonfinite and event.step > self._measured[0]:
+            self._measured = (event.step, self._measured[0])
+        if event.facts.params_nonfinite and self.since(event.step) is None and event.step > self._first_step:
             after = self._past.parameters_finite_after(event.step)
             self._since = Since(event.step - 1, after, by_update=True)
             self.found.append(SpoiledUpdate(after, event.step - 1))
@@ -108,7 +115,10 @@ class SpoiledParameters:
                 self._since = Since(by, after, by_update=True)
         since = self._since
         if since is not None and since.step < step:
-            still = self._past.parameters_nonfinite(since.step, step)
+            written_after = since.after == since.step  # and not by the update of that step
+            still = self._past.parameters_nonfinite(since.step + written_after, step)
+            if still is None and self._measured[0] == step and self._measured[1] == step - 1 > since.step:
+                still = True  # measured outranks inferred
             if still is None:  # not measured: a finite loss that came out of them speaks for them
                 finite = self._past.last_finite_loss(step)
                 still = finite is None or finite <= since.step

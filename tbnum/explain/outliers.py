@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["loss_is_usual", "loss_stands_out"]
+__all__ = ["loss_is_usual", "loss_is_within", "loss_stands_out"]
 
 
 def loss_is_usual(loss: float, recent: Sequence[float], deviations: float) -> bool:
@@ -29,6 +29,11 @@ def loss_stands_out(loss: float, recent: Sequence[float]) -> bool:
         return False
     median, deviation = _spread(recent)
     return loss - median > max(8 * deviation, 0.1 * abs(median))
+
+
+def loss_is_within(loss: float, recent: Sequence[float]) -> bool:
+    """Whether a loss is known to be at most twice its largest recent one, however few those are."""
+    return any(loss <= 2 * abs(each) for each in recent)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:

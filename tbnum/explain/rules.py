@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from tbnum.explain.close_look import Gradients
 from tbnum.explain.facts import Known
-from tbnum.explain.nonfinite import Since, SpoiledParameters, made_in_backward, nothing_is_spared, spread
-from tbnum.explain.outliers import loss_is_usual, loss_stands_out
+from tbnum.explain.nonfinite import Since, SpoiledParameters, made_in_backward, no_overflow, nothing_is_spared
+from tbnum.explain.outliers import loss_is_usual, loss_is_within, loss_stands_out
 from tbnum.explain.parameters import SpoiledUpdate
 from tbnum.explain.past import Past
 from tbnum.explain.record import SCALE_CHANGES
@@ -134,6 +134,8 @@ class Rules:
                 self._start, self._start_skips, self._warmed_up = at, self._skips, False
         elif kind == "nonfinite_step":
             self.parameters.took_nonfinite(event.step)
+        elif kind == "nonfinite_update":  # found so at a step that failed in nothing else
+            self.parameters.measured(event)
         elif kind == "resume":
             self.parameters.restored()  # the checkpoint's
         elif kind == "annotation" and event.data.get("injected"):
@@ -239,6 +241,8 @@ class Rules:
                 return "scale_warmup"
             if unskipped <= slack:
                 return "unknown"
+        if self._arose_in_backward(event, held, recent):
+            return "backward_nonfinite"
         probe = min(self._growth_interval, PROBE_STEPS)
         if self._last_change == "scale_growth" and held - slack < probe <= held + self._change_slack:
             return "unknown"
@@ -251,12 +255,19 @@ class Rules:
             return "bad_batch" if spoiled else "growth_probe"
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
             return "unknown"  # what the scaler did before the record began is not known
-        usual = math.isfinite(event.facts.loss) and not loss_stands_out(event.facts.loss, recent)
-        if usual and event.facts.loss_scale <= self._held:
-            gradients = self._gradients(event)
-            if (nan_only and spread(event.facts)) or nothing_is_spared(event.facts, gradients):
-                return "backward_nonfinite"
         return "bad_batch"
+
+    def _arose_in_backward(self, event: Known, held: int, recent: Sequence[float]) -> bool:
+        """Whether NaN is no overflow's, at a scale that a step had passed or that is one growth above such a one."""
+        loss, gradients = event.facts.loss, self._gradients(event)
+        if not (math.isfinite(loss) and not loss_stands_out(loss, recent) and loss_is_within(loss, recent)):
+            return False
+        probe = self._probe
+        if probe is not None and not probe.failed and held < PROBE_STEPS and probe.scale > 4 * probe.scale_below:
+            return False  # so far above the one that had held, all may overflow
+        if self._last_change is None and self._start is None and held < PROBE_STEPS:
+            return False  # what the scaler did before the record began is not known
+        return no_overflow(event.facts, gradients) or nothing_is_spared(event.facts, gradients)
 
     def _gradients(self, event: Known) -> Gradients | None:
         facts = event.facts

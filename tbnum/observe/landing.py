@@ -76,7 +76,11 @@ class Pending:
             return True
         optimizers = () if record is None else record.optimizers.values()
         return any(
-            optimizer.skipped or optimizer.nonfinite_rows or optimizer.columns or math.isinf(optimizer.grad_norm)
+            optimizer.skipped
+            or optimizer.nonfinite_rows
+            or optimizer.parameters_nonfinite
+            or optimizer.columns
+            or math.isinf(optimizer.grad_norm)
             for optimizer in optimizers
         )
 
