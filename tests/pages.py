@@ -23,6 +23,7 @@ import pytest
 
 import tbnum
 from tbnum import cli
+from tests import warm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -94,7 +95,7 @@ def _run(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         except SystemExit as error:
             status = int(error.code or 0)
         return status, "".join(capsys.readouterr())
-    interpreter = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}[program]
+    interpreter = {"python": warm.python(), "torchrun": [sys.executable, "-m", "torch.distributed.run"]}[program]
     done = subprocess.run(
         interpreter + arguments,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

@@ -8,7 +8,6 @@ import functools
 import os
 import resource
 import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from torch import nn
 import tbnum
 from tbnum.caller import users_line, users_place, warn
 from tbnum.log.record_file import trouble, way_out
+from tests import warm
 
 
 def direct() -> None:
@@ -156,5 +156,5 @@ try:
 finally:
     os.write = write
 """
-    done: Any = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    done: Any = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 1 and "the disk is full" in done.stderr, done.stderr

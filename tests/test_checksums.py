@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tbnum.measure.checksums import checksums
+from tests import warm
 
 SIZES = (1, 2, 3, 7, 8, 9, 1000, 65_536, 131_072 + 5, 300_001)
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.complex64)
@@ -114,7 +114,7 @@ def test_other_processes_have_the_same() -> None:
         "import torch; from tbnum.measure.checksums import checksums;"
         "print(int(checksums([torch.arange(100_001, dtype=torch.float32)])[0]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([*warm.python(), "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == of(torch.arange(100_001, dtype=torch.float32))
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import tbnum
+from tests import warm
 
 DEMO = Path(__file__).parents[1] / "demo"
 SOME_TEXT = Path(json.__file__).parent  # a folder of the standard library, which any machine has
@@ -30,7 +31,9 @@ def environment() -> dict[str, str]:
 
 
 def pretrain(*arguments: object) -> str:
-    done = subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=300)
+    """In a process that has torch loaded already; Ctrl-C and the ranks have a Python and a torchrun of their own."""
+    program = [*warm.python(), *command(*arguments)[1:]]
+    done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -151,7 +154,8 @@ def test_without_a_scaler_the_loss_is_recorded_and_nothing_is_skipped(dtype: str
 
 
 def test_resume_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
-    done = subprocess.run(command("--logdir", tmp_path, "--resume"), capture_output=True, text=True, timeout=300)
+    program = [*warm.python(), *command("--logdir", tmp_path, "--resume")[1:]]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "checkpoint.pt" in done.stderr and "without --resume" in done.stderr
 
@@ -196,16 +200,16 @@ def test_a_place_without_text_is_reported(tmp_path: Path) -> None:
 
 
 def test_two_ranks_go_on_from_their_checkpoint_as_one_run_and_the_bad_batch_is_one_rank_s(tmp_path: Path) -> None:
-    def torchrun(*arguments: object) -> str:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    def train(torchrun: list[str], *arguments: object) -> str:
         options = ["--strategy", "fsdp", "--logdir", str(tmp_path), *map(str, arguments)]
-        program = [*launcher, str(DEMO / "pretrain.py"), "--data", str(SOME_TEXT), *options]
+        program = [*torchrun, *command()[1:], *options]
         done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "fsdp on 2 ranks" in torchrun("--steps", 12, "--bad-batch-at", 10, "--stop-at", 6)
-    torchrun("--resume")
+    begun = train(warm.torchrun(2), "--steps", 12, "--bad-batch-at", 10, "--stop-at", 6)
+    assert "fsdp on 2 ranks" in begun
+    train([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "--resume")
     run = tbnum.read(tmp_path)["."]
     assert run.steps["step"].tolist() == list(range(12)) and run.problems == []
     taken = ~run.steps["skipped"]
@@ -213,7 +217,6 @@ def test_two_ranks_go_on_from_their_checkpoint_as_one_run_and_the_bad_batch_is_o
     assert [event.step for event in run.events if event.kind == "resume"] == [6]
     numbers, losses = run.ranks.column("loss")
     assert numbers == (0, 1) and losses[1, 10] > losses[0, 10] + 0.3  # zero bytes, on the last rank
-    refused = subprocess.run(
-        command("--strategy", "ddp"), env=environment(), capture_output=True, text=True, timeout=60
-    )
+    alone = [*warm.python(), *command("--strategy", "ddp")[1:]]
+    refused = subprocess.run(alone, env=environment(), capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2 and "torchrun" in refused.stderr

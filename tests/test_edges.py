@@ -7,7 +7,6 @@ import gc
 import os
 import pickle
 import subprocess
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 import tbnum
+from tests import warm
 from tests.loops import OPTIMIZERS, Half, batches, train
 
 
@@ -60,7 +60,7 @@ if child == 0:
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert len(run_of(tmp_path).steps["step"]) == 5
 

@@ -8,7 +8,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 import tbnum
+from tests import warm
 from tests.loops import OPTIMIZERS, Half, batches, train
 
 
@@ -88,7 +88,7 @@ with warnings_of_tbnum() as reported:
 assert len(reported) == 1, reported
 print(loop.weights().hex()[:64])
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     run = run_of(tmp_path / "run")
     assert sum(run.meta["dropped"].values()) > 0
@@ -103,7 +103,7 @@ loop = Loop(Path({str(tmp_path / "run")!r}))
 loop.train(30)
 loop.monitor.close()
 """
-    processes = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    processes = [subprocess.Popen([*warm.python(), "-c", script], stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for process in processes:
         _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors
@@ -113,24 +113,25 @@ loop.monitor.close()
 
 def test_whoever_begins_in_a_folder_that_another_process_is_writing_to_is_reported(tmp_path: Path) -> None:
     script = f"""
-import sys
+import os, sys
 from pathlib import Path
 from tests.test_faults import Loop
 loop = Loop(Path({str(tmp_path / "run")!r}))
-print("begun", flush=True)
+print("begun", os.getpid(), flush=True)
 sys.stdin.readline()
 loop.monitor.close()
 print("closed", flush=True)
 sys.stdin.readline()
 """
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*warm.python(), "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdin is not None and other.stdout is not None
-        assert other.stdout.readline() == "begun\n"
+        begun, pid = other.stdout.readline().split()
+        assert begun == "begun"
         with warnings_of_tbnum() as reported:
             Loop(tmp_path / "run").monitor.close()
-        assert len(reported) == 1 and f"process {other.pid}" in reported[0] and "its own folder" in reported[0]
+        assert len(reported) == 1 and f"process {pid}" in reported[0] and "its own folder" in reported[0]
         print(file=other.stdin, flush=True)
         assert other.stdout.readline() == "closed\n"
         with warnings_of_tbnum() as reported:
@@ -170,7 +171,7 @@ _, status = os.waitpid(child, 0)
 assert status == 0, status
 loop.monitor.close()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     run = run_of(tmp_path / "run")
     assert run.steps["step"].tolist() == list(range(20)) and len(run.meta["sessions"]) == 1
@@ -219,7 +220,7 @@ for folder in sys.stdin:
     say("ended")
 """
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*warm.python(), "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         for at in range(KILLS):

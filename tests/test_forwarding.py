@@ -8,7 +8,6 @@ import math
 import os
 import struct
 import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from tbnum.integrations import forwarding
 from tbnum.integrations.forwarding import Forwarder, Scalars
 from tbnum.log.schema import Event
 from tbnum.monitor import Monitor
+from tests import warm
 from tests.loops import Half, batches, train
 
 STEPS, BAD = 40, 23
@@ -252,7 +252,7 @@ def test_trackio_gets_the_scalars_of_every_interval_and_the_events(tmp_path: Pat
     """In a process of its own: the package takes its folder from the environment when it is imported."""
     pytest.importorskip("trackio", reason="needs trackio")
     environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
-    script = [sys.executable, "-c", TRACKIO_SCRIPT, str(tmp_path)]
+    script = [*warm.python(), "-c", TRACKIO_SCRIPT, str(tmp_path)]
     done = subprocess.run(script, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stderr
     sent = json.loads((tmp_path / "sent.json").read_text())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import tbnum
+from tests import warm
 from tests.test_runs import wait_until
 
 LOOP = """
@@ -24,7 +24,7 @@ sys.stdin.read()
 
 
 def test_a_loop_that_hangs_shows_its_last_steps(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LOOP, str(tmp_path / "run")]
+    command = [*warm.python(), "-c", LOOP, str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == "ten steps\n"

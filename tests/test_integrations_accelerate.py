@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
+from tests import warm
 from tests.loops import Half, batches, train
 
 accelerate = pytest.importorskip("accelerate")
@@ -277,9 +277,8 @@ loop.accelerator.end_training()
 
 def test_ranks_share_one_folder_and_one_event_file(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RANKS)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*launch, "train.py", str(tmp_path)],
+        [*warm.torchrun(2, "accelerate"), "train.py", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,4 +1,4 @@
-"""What Accelerate and Transformers record of a sharded training is the run of one process; real torchrun, gloo."""
+"""What Accelerate and Transformers record of a sharded training is the run of one process; gloo."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import tbnum
 from tbnum.log.reader import Run
-from tests import ranks
+from tests import ranks, warm
 
 pytestmark = pytest.mark.skipif(  # not imported here, which takes seconds: the processes do it
     not (importlib.util.find_spec("accelerate") and importlib.util.find_spec("transformers")),
@@ -24,9 +23,8 @@ pytestmark = pytest.mark.skipif(  # not imported here, which takes seconds: the 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("sharded")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*torchrun, "-m", "tests.sharded_frameworks", str(folder)],
+        [*warm.torchrun(2, "accelerate", "transformers"), "-m", "tests.sharded_frameworks", str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
+from tests import warm
 
 transformers = pytest.importorskip("transformers")
 
@@ -325,9 +325,8 @@ trainer(sys.argv[1], [NumericsCallback()], with_scaler=False, ddp_backend="gloo"
 
 def test_ranks_share_one_folder_and_one_event_file(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RANKS)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*launch, "train.py", str(tmp_path)],
+        [*warm.torchrun(2, "accelerate", "transformers"), "train.py", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=200,

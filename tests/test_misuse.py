@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import tbnum
+from tests import warm
 from tests.loops import OPTIMIZERS, Half, batches, float64_norm
 
 
@@ -135,7 +136,7 @@ with tbnum.wrap(optimizer, scaler, model=model, logdir={str(tmp_path / "run")!r}
 dist.destroy_process_group()
 """
     (tmp_path / "train.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    command = [*warm.torchrun(2), "train.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

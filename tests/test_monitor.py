@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import tbnum
+from tests import warm
 from tests.loops import FUSED, OPTIMIZERS, Half, batches, float64_norm, train
 
 
@@ -922,7 +923,7 @@ def die(step):
         os.kill(os.getpid(), signal.SIGKILL)
 train(model, optimizer, scaler, batches(8, bad=[3]), after_step=die)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     (run,) = tbnum.read(tmp_path).values()
     assert ("skip", 3) in [(event.kind, event.step) for event in run.events]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import nn
 
 import tbnum
 from tbnum.formats import BINS, FORMATS
+from tests import warm
 from tests.loops import OPTIMIZERS, Half, batches, train
 
 
@@ -160,7 +160,7 @@ scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
     train(model, optimizer, scaler, batches(20))
     {end}
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode == 0) == (reported is None) or done.returncode == -signal.SIGINT, done.stderr
     run = run_of(tmp_path)
     assert run.steps["step"].tolist() == list(range(20))

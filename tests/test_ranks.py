@@ -1,4 +1,4 @@
-"""What several processes record is the run that they trained together; real torchrun, gloo on the CPU."""
+"""What several processes record is the run that they trained together; gloo on the CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from tbnum.log.reader import Run
 from tbnum.log.schema import Event, step_columns
 from tbnum.log.session_file import SessionFile
 from tbnum.log.writer import LogWriter
-from tests import ranks
+from tests import ranks, warm
 from tests.recorded import META, START, append, record, row, skip
 from tests.routes import Panel
 
@@ -38,10 +37,9 @@ OF_FOUR = (
 
 
 def launch(folder: Path, processes: int, scenarios: str) -> dict[str, Run]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*torchrun, "-m", "tests.ranks", str(folder), *scenarios.split()],
+        [*warm.torchrun(processes), "-m", "tests.ranks", str(folder), *scenarios.split()],
         env=environment,
         capture_output=True,
         text=True,

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ import pytest
 import torch
 
 import tbnum
+from tests import warm
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("some")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*torchrun, "-m", "tests.some_ranks", str(folder)]
+    command = [*warm.torchrun(3), "-m", "tests.some_ranks", str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr

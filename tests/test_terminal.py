@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 import tbnum
+from tests import warm
 from tests.loops import OPTIMIZERS, Half, batches, train
 
 
@@ -81,7 +82,7 @@ def test_training_goes_on_without_a_terminal(stderr: str, tmp_path: Path) -> Non
         "    parameter.sum().backward(); optimizer.step()\n"
         "print('done')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*warm.python(), "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 
@@ -96,7 +97,7 @@ def test_rank_zero_alone_prints(tmp_path: Path) -> None:
     )
     script = tmp_path.parent / "train.py"
     script.write_text(program, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    command = [*warm.torchrun(2), str(script)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
