@@ -342,10 +342,12 @@ class Monitor(OfThisProcess):
 
         Args:
             closure: runs forward and backward, and takes no optimizer step. With `batch`, it is called with a copy.
-            batch: tensors whose first dimension is the samples, alone or nested. Then the samples at fault are found.
+            batch: tensors whose first dimension is the samples, alone or nested. Then the samples at fault are found;
+                where all is finite, `origin.shares` ranks them by their share of the loss and of the gradient norm.
 
         Costs:
-            A copy of parameters and buffers, one more set of gradients, and at least two slow runs of the closure.
+            A copy of parameters and buffers, one more set of gradients, and at least two slow runs of the closure;
+            some 100 to rank the samples of a large batch.
 
         Raises:
             TypeError: `closure` is no function.

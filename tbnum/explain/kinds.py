@@ -511,7 +511,10 @@ KINDS: dict[str, Kind] = {
     "loss_spike": Kind(
         lambda seen: "warning" if seen.event.data.get("grave") else "info",
         lambda seen: _spike(seen, "loss"),
-        lambda seen: f"Ask what led here: tbnum.explain.what_led_here(run, {seen.event.step}).",
+        lambda seen: (
+            f"Ask what led here: tbnum.explain.what_led_here(run, {seen.event.step}). monitor.replay(closure, batch) "
+            "ranks the samples of its batch."
+        ),
     ),
     "grad_norm_spike": Kind(
         "info",

@@ -26,7 +26,7 @@ from tbnum.observe.module_calls import Call, ModuleHooks, tensors_in
 from tbnum.observe.names import named_modules
 from tbnum.observe.nonfinite import Nonfinite, Operations, look_at
 
-__all__ = ["Cause", "WatchedRun"]
+__all__ = ["Cause", "WatchedRun", "as_written"]
 
 
 @dataclass(frozen=True)
@@ -137,15 +137,13 @@ class WatchedRun:
         # Every backward() and grad() comes through here, under whatever name the user calls it.
         torch.autograd._engine_run_backward = run_backward  # type: ignore[assignment]
         try:
-            with _as_written(), torch.inference_mode(False), torch.enable_grad(), self._outside_of_modules():
-                torch.clear_autocast_cache()  # weights cast before are a part of another graph
+            with as_written(), self._outside_of_modules():
                 yield
         finally:
             torch.autograd._engine_run_backward = engine
             self._running = False
             self._hooks.detach()
             self._leave_operations()
-            torch.clear_autocast_cache()
 
     @contextlib.contextmanager
     def _outside_of_modules(self) -> Iterator[None]:
@@ -373,11 +371,18 @@ def _is_leaf(node: Any) -> bool:
     return hasattr(node, "variable")
 
 
-def _as_written() -> contextlib.AbstractContextManager[Any]:
-    """Compiled code runs no hooks: run what it was compiled from."""
-    stack = contextlib.ExitStack()
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):  # else nothing is compiled
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-    # The user may have asked for an exception at the first NaN: here it is to be found.
-    stack.enter_context(torch.autograd.set_detect_anomaly(False))
-    return stack
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """With gradients, whatever the caller's context; uncompiled, for compiled code runs no hooks."""
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):  # else nothing is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # The user may have asked for an exception at the first NaN: here it is to be found.
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        torch.clear_autocast_cache()  # weights cast before are a part of another graph
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache()

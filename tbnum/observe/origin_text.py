@@ -8,17 +8,28 @@ import torch
 
 from tbnum.measure.extremes import limit_of
 from tbnum.observe.origin import Cause, WatchedRun
+from tbnum.observe.shares import SampleShare
 
 __all__ = ["dtype_name", "message"]
 
 
 def message(
-    cause: Cause, run: WatchedRun, bad_parameters: Sequence[str], batch_size: int | None, culprits: Sequence[int] | None
+    cause: Cause,
+    run: WatchedRun,
+    bad_parameters: Sequence[str],
+    batch_size: int | None,
+    culprits: Sequence[int] | None,
+    shares: Sequence[SampleShare] = (),
 ) -> str:
-    """`bad_parameters` of the module at fault are not finite; `culprits` are its samples in a batch of that size."""
+    """`bad_parameters` of the module at fault are not finite; `culprits` are its samples in a batch of that size.
+
+    `shares`: of a batch that was finite.
+    """
     sentence = _nothing_found(run) if cause.tensor is None else _sentence(cause, bad_parameters)
     if batch_size is not None and culprits is not None:
         sentence += f"; {_samples_in_words(culprits, batch_size)}"
+    if batch_size is not None and shares:
+        sentence += f"; {_shares_in_words(shares, batch_size)}"
     return f"{sentence}."
 
 
@@ -79,6 +90,37 @@ def _samples_in_words(culprits: Sequence[int], size: int) -> str:
         return f"sample {culprits[0]} of the {size} does it"
     shown = ", ".join(map(str, culprits[:8])) + (f" and {len(culprits) - 8} more" if len(culprits) > 8 else "")
     return f"samples {shown} of the {size} do it, each alone"
+
+
+STANDS_OUT = 3  # times an equal share
+
+
+def _shares_in_words(shares: Sequence[SampleShare], size: int) -> str:
+    high = [share for share in shares if share.largest > STANDS_OUT / size][:4]
+    equal = f"an equal share would be {_percent(1 / size)}"
+    if not high:
+        first = shares[0]
+        return f"no sample of the {size} stands out: sample {first.sample} makes most, {_share(first)}; {equal}"
+    first, *others = high
+    text = f"sample {first.sample} of the {size} makes {_share(first)}"
+    text += "".join(
+        f", sample {share.sample} {_percent(share.loss)} and {_percent(share.grad_norm)}" for share in others
+    )
+    return f"{text}; {equal}"
+
+
+def _share(share: SampleShare) -> str:
+    return f"{_percent(share.loss)} of the loss and {_percent(share.grad_norm)} of the gradient norm"
+
+
+def _percent(share: float) -> str:
+    return (
+        "an unknown part"
+        if share != share
+        else f"{100 * share:.2g} %"
+        if abs(share) < 0.995
+        else f"{100 * share:.0f} %"
+    )
 
 
 def _module(name: str | None) -> str:

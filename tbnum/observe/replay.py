@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,14 +17,15 @@ from torch import nn
 
 from tbnum.measure.extremes import limit_of
 from tbnum.observe.names import named_modules, named_parameters
-from tbnum.observe.origin import Cause, WatchedRun
+from tbnum.observe.origin import Cause, WatchedRun, as_written
 from tbnum.observe.origin_text import dtype_name, message
 from tbnum.observe.ranks import rank_and_world_size
 from tbnum.observe.rewind import Kept, Moment, parameters_of_all
 from tbnum.observe.samples import Samples
+from tbnum.observe.shares import MeasuredRun, SampleShare, rank_samples
 from tbnum.observe.transfer import capturing
 
-__all__ = ["Origin", "replay"]
+__all__ = ["Origin", "SampleShare", "replay"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class Origin:
     message: str
     """All of it in one sentence."""
 
+    shares: tuple[SampleShare, ...] | None = None
+    """Where all was finite and a batch was given: its samples by their share of the loss and of the gradient norm,
+    largest first; of a large batch those alone that may be among the largest. `run.batch(step)` has their ids."""
+
     def __str__(self) -> str:
         return self.message
 
@@ -90,13 +96,15 @@ def replay(
         closure: runs forward and backward, and takes no optimizer step. With `batch`, it is called with a copy of it.
         batch: what the closure is to be given: tensors whose first dimension is the samples, alone or in tuples,
             lists, dicts and dataclasses. Then the samples that do it are found by halving, each time in a batch of the
-            same size, where samples that do no harm stand in for the others.
+            same size, where samples that do no harm stand in for the others. Where all is finite, they are ranked by
+            their share of the loss and of the gradient norm.
         at: random state and scale to run with; those of now without it.
         muted: a context in which those who watch the training look away.
 
     Costs:
         A copy of parameters and buffers (in the host's memory), one more set of gradients, two runs of the closure
-        that wait for every tensor; with `batch`, about 2 more for each halving and sample that does it, bounded.
+        that wait for every tensor; with `batch`, about 2 more for each halving and sample that does it, bounded. To
+        rank the samples of a finite batch, a run for each, or some 100 of a large one, and two sets of gradients.
 
     Raises:
         TypeError: `closure` is no function.
@@ -139,7 +147,10 @@ class _Runs:
             closer, _ = self._run(look_into=cause)
             if closer.operation is not None:  # a float16 overflow that leaves the module as float32, say
                 cause = dataclasses.replace(cause, operation=closer.operation[0], tensor=closer.operation[1])
-        return _origin(cause, first, self.models, self.samples, self._culprits(cause))
+        shares = None
+        if cause.phase == "none" and self.samples is not None:
+            shares = rank_samples(self.samples.size, self._measure())
+        return _origin(cause, first, self.models, self.samples, self._culprits(cause), shares)
 
     def _run(self, given: Any = None, look_into: Cause | None = None) -> tuple[WatchedRun, Cause]:
         self.kept.rewind()
@@ -151,6 +162,30 @@ class _Runs:
             else:
                 self.closure(self.samples.copy() if given is None else given)
         return watched, watched.cause()
+
+    def _measure(self) -> Callable[[Sequence[int]], tuple[float, float]]:
+        """Loss and gradient of a batch of some rows, as shares of those of the whole batch."""
+        samples = self.samples
+        assert samples is not None
+        parameters = [parameter for _, parameter in parameters_of_all(self.models, self.optimizers)]
+        whole = MeasuredRun(parameters)
+        self._run_measured(whole, samples.copy())
+
+        def measure(rows: Sequence[int]) -> tuple[float, float]:
+            part = MeasuredRun(parameters, along=whole.gradients)
+            self._run_measured(part, samples.rows(rows))
+            return (
+                part.loss / whole.loss if whole.loss else math.nan,
+                part.product / whole.product if whole.product else math.nan,
+            )
+
+        return measure
+
+    def _run_measured(self, run: MeasuredRun, given: Any) -> None:
+        self.kept.rewind()
+        self.kept.begin(self.at)
+        with self.muted(), _no_step(self.optimizers), run.watching(), as_written():
+            self.closure(given)
 
     def _culprits(self, cause: Cause) -> tuple[int, ...] | None:
         """The samples that do it, each alone."""
@@ -170,6 +205,7 @@ def _origin(
     models: Mapping[str, nn.Module],
     samples: Samples | None,
     culprits: tuple[int, ...] | None,
+    shares: tuple[SampleShare, ...] | None,
 ) -> Origin:
     tensor = cause.tensor
     return Origin(
@@ -184,8 +220,14 @@ def _origin(
         operation=cause.operation,
         samples=culprits,
         message=message(
-            cause, run, _bad_parameters(models, cause.module), None if samples is None else samples.size, culprits
+            cause,
+            run,
+            _bad_parameters(models, cause.module),
+            None if samples is None else samples.size,
+            culprits,
+            shares or (),
         ),
+        shares=shares,
     )
 
 
