@@ -2,7 +2,8 @@
 
 `frontend/` is what is written, `static/` what is served. esbuild bundles and minifies: `index.ts` with all that it
 imports, uPlot too, and a file for each module that is imported only when a person opens it. Each has its source map.
-npm fetches both by package-lock.json and its hashes.
+npm fetches both by package-lock.json and its hashes. Colours, marks and views are in `tbnum/look.json`, which the HTML
+report reads too; `colours.css` is made of it here.
 
 `static/` carries the hash of all that it follows from, and is built again only when that has changed. Wheels and sdists
 contain it, so who installs one needs neither npm nor a registry.
@@ -25,26 +26,28 @@ from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
 LOCK = ROOT / "package-lock.json"
-FRONTEND = ROOT / "plugins" / "tensorboard_plugin_tbnum" / "frontend"
+PLUGIN = "plugins/tensorboard_plugin_tbnum"
+FRONTEND = ROOT / PLUGIN / "frontend"
 STATIC = FRONTEND.with_name("static")
+LOOK = ROOT / "tbnum" / "look.json"
 EDITABLE = ROOT / ".editable"  # what an editable install puts on the path
 STAMP = STATIC / "built-from.sha256"  # the recipe's hash, and the names of what was built by it
 TOOLS = ("node_modules/esbuild", "node_modules/uplot")  # as package-lock.json names them
 ESBUILD = {
-    "entryPoints": ["frontend/index.ts", "frontend/style.css"],
+    "entryPoints": [f"{PLUGIN}/frontend/index.ts", f"{PLUGIN}/frontend/style.css"],
     "bundle": True,
     "splitting": True,
     # What is opened later gets at the modules of the first drawing through one file. Without this there would be one
     # for each set of modules that happens to share them, and a request for each before anything is drawn.
-    "inject": ["frontend/index.ts"],
+    "inject": [f"{PLUGIN}/frontend/index.ts"],
     "chunkNames": "[name]-[hash]",
     "minify": True,
     "format": "esm",
     "target": "es2022",
     "charset": "utf8",
     "sourcemap": "linked",
-    "outbase": "frontend",
-    "outdir": "static",
+    "outbase": f"{PLUGIN}/frontend",
+    "outdir": f"{PLUGIN}/static",
     "logLevel": "warning",
 }
 # By its interface for Node.js: the command that npm puts into .bin/ ends an error with a stack of its own. A warning
@@ -63,8 +66,18 @@ def text_of(file: Path) -> bytes:
 
 
 def read_sources() -> dict[str, bytes]:
-    """What is written, by the names of its files."""
-    return {file.name: text_of(file) for file in sorted(FRONTEND.glob("*")) if file.suffix in (".ts", ".css")}
+    """What is written, by the paths of its files in the checkout."""
+    files = [file for file in sorted(FRONTEND.glob("*")) if file.suffix in (".ts", ".css")] + [LOOK]
+    return {file.relative_to(ROOT).as_posix(): text_of(file) for file in files}
+
+
+def colours_css(look: bytes) -> str:
+    """The colours of the light and the dark theme as variables, and which of them each lane of marks has."""
+    table = json.loads(look)
+    themes = {":root": table["colours"]["light"], ":root.dark": table["colours"]["dark"]}
+    rules = {selector: [f"--{name}: {value}" for name, value in theme.items()] for selector, theme in themes.items()}
+    rules |= {f".lane-{lane['id']}": [f"--mark: var(--{lane['colour']})"] for lane in table["lanes"]}
+    return "".join(f"{selector} {{ {'; '.join(values)} }}\n" for selector, values in rules.items())
 
 
 def recipe_hash(sources: dict[str, bytes]) -> str:
@@ -96,11 +109,13 @@ def build_frontend() -> None:
             shutil.copytree(packages / "uplot", folder / "node_modules" / "uplot")
         else:
             packages = fetch_tools(folder)
-        (folder / "frontend").mkdir()
-        for file, content in sources.items():
-            (folder / "frontend" / file).write_bytes(content)
+        for path, content in sources.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        colours = colours_css(sources[LOOK.relative_to(ROOT).as_posix()])
+        (folder / PLUGIN / "frontend" / "colours.css").write_text(colours, encoding="utf-8")
         bundle(packages, folder)
-        built = {file.name: file.read_bytes() for file in (folder / "static").iterdir()}
+        built = {file.name: file.read_bytes() for file in (folder / PLUGIN / "static").iterdir()}
         built |= {file: (packages / source).read_bytes() for file, source in LICENSES.items()}
 
     STATIC.mkdir(exist_ok=True)
@@ -245,7 +260,7 @@ setup(
     packages=find_packages(include=["tbnum", "tbnum.*"]) + find_packages("plugins"),
     package_dir={"tensorboard_plugin_tbnum": "plugins/tensorboard_plugin_tbnum"},
     package_data={
-        "tbnum": ["py.typed"],
+        "tbnum": ["py.typed", "look.json"],
         "tensorboard_plugin_tbnum": ["http_api.md", "static/*"],
     },
     include_package_data=False,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tbnum.explain import Finding, NextOverflow, findings, next_overflow
+from tbnum.explain.headline import headline
 from tbnum.explain.record import Part, Record, attempts, is_scalar_log
 from tbnum.explain.summary import summarize
 from tbnum.explain.words import (
@@ -71,6 +72,10 @@ class Report:
         if summary["sessions"] > 1:
             parts.append(count_text(summary["sessions"], "session"))
         return ", ".join(parts)
+
+    def headline(self) -> list[str]:
+        """What matters, in a line, as the panel says it in its head."""
+        return [count_text(self.summary["steps"], "step"), *headline(self.record, self.events)]
 
     def numbers(self) -> list[tuple[str, str]]:
         """Label and text of each line of the table."""

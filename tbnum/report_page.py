@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from tbnum.charts import charts
 from tbnum.explain import CAUSES, Finding
 from tbnum.explain.summary import group_events, worth_reading
-from tbnum.markup import STYLE, card, escaped, event_card
+from tbnum.look import words
+from tbnum.markup import card, escaped, event_card, style
 from tbnum.report import Report
 
 __all__ = ["head_of", "page", "section"]
@@ -19,9 +20,9 @@ __all__ = ["head_of", "page", "section"]
 EVENTS_SHOWN = 100
 
 PAGE_STYLE = (
-    STYLE + "body{margin:0}main{max-width:1000px;margin:0 auto;padding:1.5rem}"
+    "body{margin:0}main{max-width:1000px;margin:0 auto;padding:1.5rem}"
     "h1{font-size:1.5rem;overflow-wrap:anywhere}"
-    "h2{margin-top:2.5rem;border-top:1px solid var(--line);padding-top:1rem;overflow-wrap:anywhere}"
+    "h2{margin-top:2.5rem;border-top:1px solid var(--border);padding-top:1rem;overflow-wrap:anywhere}"
 )
 
 
@@ -40,7 +41,7 @@ def page(reports: Sequence[Report], logdir: str) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>tbnum: {escaped(logdir)}</title><style>{PAGE_STYLE}</style></head><body class=tbnum><main>"
+        f"<title>tbnum: {escaped(logdir)}</title><style>{style()}{PAGE_STYLE}</style></head><body class=tbnum><main>"
         f"<h1>Numerics of {escaped(logdir)}</h1><p class=quiet>tbnum report, {made}</p>{contents}{runs}"
         "</main></body></html>\n"
     )
@@ -55,7 +56,11 @@ def section(report: Report) -> str:
 def head_of(report: Report) -> str:
     """How a run stands, and its numbers."""
     numbers = "".join(f"<tr><th>{escaped(label)}</th><td>{escaped(text)}</td></tr>" for label, text in report.numbers())
-    return f"<p class=quiet>{escaped(report.state())}</p><table class=numbers>{numbers}</table>"
+    facts = "  ·  ".join(report.headline())
+    return (
+        f"<p class=quiet>{escaped(report.state())}</p><p class=headline>{escaped(facts)}</p>"
+        f"<table class=numbers>{numbers}</table>"
+    )
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -73,7 +78,7 @@ def _causes(report: Report) -> str:
     if not causes:
         return ""
     rows = "".join(
-        f"<tr><th>{escaped(cause)}</th><td>{row['skips']:,}</td><td>{row['first_step']:,}</td>"
+        f"<tr><th>{escaped(words(cause))}</th><td>{row['skips']:,}</td><td>{row['first_step']:,}</td>"
         f"<td>{row['last_step']:,}</td><td class=words>{escaped(CAUSES.get(cause, ''))}</td></tr>"
         for cause, row in causes.items()
     )

@@ -26,7 +26,8 @@ def checkout(tmp_path: Path, frontend: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name in NEEDED:
         shutil.copy(panel_files.ROOT / name, tmp_path)
     (tmp_path / "tbnum").mkdir()
-    shutil.copy(panel_files.ROOT / "tbnum" / "_version.py", tmp_path / "tbnum")
+    for name in ("_version.py", "look.json"):
+        shutil.copy(panel_files.ROOT / "tbnum" / name, tmp_path / "tbnum")
     shutil.copytree(frontend.with_name("frontend"), tmp_path / PLUGIN / "frontend")
     (tmp_path / "node_modules").symlink_to(panel_files.ROOT / "node_modules")
     monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
@@ -52,12 +53,13 @@ def imported_by(module: Path) -> list[str]:
 def test_what_is_written_is_built_into_one_file_and_one_for_each_module_that_is_opened_later(frontend: Path) -> None:
     parts = sources(frontend)
     written = {file.name for file in frontend.with_name("frontend").glob("*.ts")} - {"answers.ts"}  # types alone
-    modules = [f"../frontend/{name}" for name in written]
+    modules = [f"../frontend/{name}" for name in written] + ["../../../tbnum/look.json"]
     first = imported_by(frontend / "index.js")
     assert len(first) == 1, "all that the first drawing needs comes at once"
     assert imported_by(frontend / first[0]) == []
     used = sorted(source for each in parts.values() for source in each)
-    assert used == sorted([*modules, "../node_modules/uplot/dist/uPlot.esm.js"]), "each once, and none is left over"
+    modules.append("../../../node_modules/uplot/dist/uPlot.esm.js")
+    assert used == sorted(modules), "each once, and none is left over"
     shared = {name for name in parts if re.fullmatch(r"chunk-\w+\.js", name)}  # by some of those
     later = {name for name in parts if name not in (*first, *shared, "index.js")}
     opened = {"figure", "findings", "ledhere", "overlay", "runs", "tensorsdock", "values"}
@@ -76,8 +78,8 @@ def test_source_maps_hold_the_sources_and_no_path_of_the_machine(frontend: Path)
     for name, found in maps.items():
         assert not found.get("sourceRoot")
         for source, content in zip(found["sources"], found["sourcesContent"], strict=True):
-            assert source.startswith(("../frontend/", "../node_modules/uplot/dist/"))
-            if source.startswith("../frontend/"):
+            assert source.startswith(("../frontend/", "../../../tbnum/", "../../../node_modules/uplot/dist/"))
+            if source.startswith("../frontend/") and not source.endswith("/colours.css"):  # made by the build
                 assert content == (frontend / source).read_text(encoding="utf-8")
         assert f"sourceMappingURL={name}.map" in (frontend / name).read_text(encoding="utf-8").splitlines()[-1]
 

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.explain.derived import column_of, derived_names
+from tbnum.explain.headline import headline
 from tbnum.explain.summary import group_events, worth_reading
 from tbnum.log.reader import Totals
 from tbnum.log.schema import STEP_HASH, Event
 from tensorboard_plugin_tbnum import decimate
-from tensorboard_plugin_tbnum.derived import column_of, derived_names, is_of_ranks, of_ranks, rank_names
 from tensorboard_plugin_tbnum.event_versions import EventVersions
 from tensorboard_plugin_tbnum.pauses import pauses
+from tensorboard_plugin_tbnum.rank_columns import is_of_ranks, of_ranks, rank_names
 from tensorboard_plugin_tbnum.snapshots import Listing, Row, Snapshot
 from tensorboard_plugin_tbnum.tables import Answer, NotFound
 
@@ -164,7 +166,8 @@ def events_impl(snapshot: Snapshot, since: str | None, sent: EventVersions) -> b
     if since != snapshot.events_version:
         rows = [to_json(row) for row in _event_rows(snapshot, snapshot.events)]
         unchanged = sent.unchanged(since, snapshot.events_version, rows)
-    head = {"version": snapshot.events_version, "unchanged": unchanged}
+    facts = headline(snapshot, snapshot.events)
+    head = {"version": snapshot.events_version, "unchanged": unchanged, "headline": facts}
     return b'%b,"events":[%b]}' % (to_json(head)[:-1], b",".join(rows[unchanged:]))
 
 

@@ -17,8 +17,9 @@ from tbnum.compare.noise import judged
 from tbnum.compare.settings import settings_apart
 from tbnum.compare.words import next_step, sentence
 from tbnum.explain import what_led_here
+from tbnum.explain.derived import column_of
 from tbnum.log.ranks import Ranks
-from tensorboard_plugin_tbnum.derived import MOST_RANKS, column_of
+from tensorboard_plugin_tbnum.rank_columns import MOST_RANKS
 from tensorboard_plugin_tbnum.snapshots import Snapshot
 from tensorboard_plugin_tbnum.tables import NotFound
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.explain.derived import column_of
 from tensorboard_plugin_tbnum.cells import is_minimum
 from tensorboard_plugin_tbnum.decimate import (
     Buckets,
@@ -21,7 +22,6 @@ from tensorboard_plugin_tbnum.decimate import (
     reduce,
     wide_columns,
 )
-from tensorboard_plugin_tbnum.derived import column_of
 from tensorboard_plugin_tbnum.pauses import pauses
 from tensorboard_plugin_tbnum.runs import Snapshot, UnknownRun
 

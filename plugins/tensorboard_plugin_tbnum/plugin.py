@@ -21,7 +21,6 @@ from tbnum.explain import explain_run, findings
 from tbnum.log.schema import PLUGIN_NAME, WHOLE_MODEL
 from tbnum.log.tags import checked_mapping
 from tensorboard_plugin_tbnum import decimate, impl, judging, tables
-from tensorboard_plugin_tbnum.derived import is_of_ranks
 from tensorboard_plugin_tbnum.event_versions import EventVersions
 from tensorboard_plugin_tbnum.http import (
     BINARY,
@@ -42,6 +41,7 @@ from tensorboard_plugin_tbnum.http import (
 )
 from tensorboard_plugin_tbnum.impl import pack, plain, series_impl, to_json
 from tensorboard_plugin_tbnum.overlay import ALIGNMENTS, overlay_impl
+from tensorboard_plugin_tbnum.rank_columns import is_of_ranks
 from tensorboard_plugin_tbnum.runs import RunTable, UnknownRun, roots
 from tensorboard_plugin_tbnum.snapshots import Snapshot
 from tensorboard_plugin_tbnum.tables import NotFound

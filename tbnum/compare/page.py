@@ -9,7 +9,7 @@ from tbnum.compare.align import aligned
 from tbnum.compare.difference import Compared, Difference
 from tbnum.compare.distance import relative_distance
 from tbnum.compare.words import lines, next_step, sentence
-from tbnum.markup import card, escaped
+from tbnum.markup import card, escaped, style
 from tbnum.report_page import PAGE_STYLE
 
 __all__ = ["page"]
@@ -31,7 +31,7 @@ def page(found: Difference, a: Compared, b: Compared) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>tbnum: {title}</title><style>{PAGE_STYLE}</style></head><body class=tbnum><main>"
+        f"<title>tbnum: {title}</title><style>{style()}{PAGE_STYLE}</style></head><body class=tbnum><main>"
         f"<h1>{title}</h1>{summary}<table class=numbers>{rows}</table>{_charts(a, b)}"
         "</main></body></html>\n"
     )

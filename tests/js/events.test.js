@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { eventFacts, eventText, listedEvents, listedTotal, sentinelText, skipSummary, spikeSummary, tensorsAtFault, withWords } from "../../plugins/tensorboard_plugin_tbnum/frontend/events.ts";
+import { eventFacts, eventText, listedEvents, listedTotal, sentinelText, tensorsAtFault, withWords } from "../../plugins/tensorboard_plugin_tbnum/frontend/events.ts";
 
 import { buildLanes } from "../../plugins/tensorboard_plugin_tbnum/frontend/marks.ts";
 
@@ -65,20 +65,6 @@ test("the text for a bug report has every value in full, and the address", () =>
   for (const part of ["skip at step 450 of gpt (bad batch)", "What to do: Look at the batch.", "loss       10.874784469604492", "max_norm   unknown", "grad_norm  Infinity", "blocks.1.mlp.fc.weight  NaN 0  inf 6", "http://host/#tbnum"]) {
     assert.ok(text.includes(part), part);
   }
-});
-
-test("a step that two optimizers skipped is one skip", () => {
-  const skip = (step, optimizer, cause) => ({ ...SKIP, step, optimizer, cause, data: {} });
-  const events = [skip(3, "gen", "scale_warmup"), skip(9, "gen", "bad_batch"), skip(9, "dis", "bad_batch")];
-  assert.equal(skipSummary(events, 100), "2 skips (2 %): 1 scale warmup, 1 bad batch");
-  assert.equal(skipSummary([], 100), "no skips");
-});
-
-test("spikes are counted, and where they began", () => {
-  const spike = (step, kind) => ({ ...SKIP, step, kind, cause: null });
-  assert.equal(spikeSummary([SKIP]), "");
-  assert.equal(spikeSummary([spike(605, "loss_spike"), spike(605, "grad_norm_spike")]), "1 spike (step 605)");
-  assert.equal(spikeSummary([spike(605, "loss_spike"), spike(700, "loss_spike")]), "2 spikes (first at step 605)");
 });
 
 test("events are found by their severity", () => {

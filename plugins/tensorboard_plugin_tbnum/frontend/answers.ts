@@ -63,7 +63,8 @@ export type TbnumEvent = {
   data: Record<string, any>;
 };
 
-export type EventsAnswer = { version: string; events: TbnumEvent[] };
+/** `headline`: what matters of the run, in words. */
+export type EventsAnswer = { version: string; events: TbnumEvent[]; headline: string[] };
 
 export type StepValues = {
   run: string;

@@ -121,14 +121,14 @@ export class Api {
   /** All events; those that are known from before are not sent again. */
   async events(run: string): Promise<EventsAnswer> {
     const before = this.answered?.run === run ? this.answered.answer : null;
-    const { version, unchanged = 0, events } = await this.#get("events", pairs({ run, since: before?.version }),
+    const { version, unchanged = 0, events, headline } = await this.#get("events", pairs({ run, since: before?.version }),
       async (response) => {
         const answer = await response.json();
         for (const event of answer.events) event.data = revivedValues(event.data ?? {});
         return answer;
       });
     if (before && version === before.version) return before;
-    const answer = { version, events: before ? [...before.events.slice(0, unchanged), ...events] : events };
+    const answer = { version, headline, events: before ? [...before.events.slice(0, unchanged), ...events] : events };
     this.answered = { run, answer };
     return answer;
   }

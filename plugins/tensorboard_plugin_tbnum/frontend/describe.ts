@@ -73,29 +73,8 @@ export function stepsInView({ view }: Model): [number, number] {
   return [Math.ceil(view[0]), Math.floor(view[1])];
 }
 
-/**
- * In how many of the steps in view that were not skipped gradients were clipped; buckets at the edges count whole.
- */
+/** In how many of the steps in view that were not skipped gradients were clipped; buckets at the edges count whole. */
 export function clippedText(series: SeriesLike, prefix: string, from: number, to: number) {
-  const { known, clipped } = clippedIn(series, prefix, from, to);
-  return known ? `clipped in ${formatShare(clipped, known)} of ${counted(known, "update")}` : "";
-}
-
-const LEAST_STEPS = 40; // of a run whose last tenth is named
-
-/** The same of a whole run and of its last tenth, in short: "60 % clipped (12 % of the last 120 steps)". */
-export function clippedShare(series: SeriesLike, prefix: string) {
-  const all = clippedIn(series, prefix, -Infinity, Infinity);
-  if (!all.known) return "";
-  const text = `${formatShare(all.clipped, all.known)} clipped`;
-  const late = Math.floor(0.9 * series.length); // a point, so that what is said is exact
-  const steps = (series.stepLast[series.length - 1] ?? 0) - (series.step[late] ?? 0) + 1;
-  const end = clippedIn(series, prefix, series.step[late], Infinity);
-  return series.length < LEAST_STEPS || !end.known ? text
-    : `${text} (${formatShare(end.clipped, end.known)} of the last ${formatCount(steps)} steps)`;
-}
-
-function clippedIn(series: SeriesLike, prefix: string, from: number, to: number) {
   const line = series.line(`${prefix}clipped`);
   let [known, clipped] = [0, 0];
   for (let index = 0; line && index < series.length; index++) {
@@ -104,7 +83,7 @@ function clippedIn(series: SeriesLike, prefix: string, from: number, to: number)
     known += steps;
     clipped += line.mean ? Math.round(line.mean[index] * steps) : line.last[index];
   }
-  return { known, clipped };
+  return known ? `clipped in ${formatShare(clipped, known)} of ${counted(known, "update")}` : "";
 }
 
 /** @param more class */
@@ -131,7 +110,8 @@ export function describePane(charts: Charts, { spec, title, holder, legend, summ
   if (spec === TENSOR_CHART) title.textContent = model.tensors.name;
   const alone = !!overlay?.relativeFor(spec); // the baseline has the first line's values alone
   const drawn = spec.lines.filter((line) =>
-    lineOf(spec, line, series, model.prefix) && !colors.isLeftOut(spec, line) && (!alone || line === spec.lines[0])
+    lineOf(spec, line, series, model.prefix)?.max.some(Number.isFinite) && !colors.isLeftOut(spec, line)
+    && (!alone || line === spec.lines[0])
   );
   const broken = edge.step.some((step) => step >= from && step <= to);
   const items = keyItems(spec, drawn, series, model, (line) => colors.css(spec, line), broken,

@@ -4,7 +4,7 @@
  */
 
 import { revived } from "./api.ts";
-import { counted, formatCount, formatNumber, formatScale, formatShare, runTitle, typeset, words } from "./format.ts";
+import { counted, formatCount, formatNumber, formatScale, runTitle, typeset, words } from "./format.ts";
 import { LANES, laneOf, shownLanes } from "./marks.ts";
 import { lowerBound } from "./sorted.ts";
 
@@ -71,33 +71,6 @@ export function eventsAt(lanes: Lane[], step: number) {
 export function eventTitle(kind: string) {
   const text = kind === "nonfinite_loss" ? "non-finite loss" : words(kind);
   return text.charAt(0).toUpperCase() + text.slice(1);
-}
-
-/**
- * What a run's skips were, in a line: "7 skips (0.01 %): 5 scale warmup, 2 bad batch". A step that several optimizers
- * skipped is one. @param known whether the log has it
- */
-export function skipSummary(events: TbnumEvent[], steps: number, known: boolean = true) {
-  const skips = events.filter((event) => event.kind === "skip");
-  if (!skips.length) return known ? "no skips" : "skips unknown";
-  const first = new Map<number, TbnumEvent>();
-  for (const event of skips) if (!first.has(event.step)) first.set(event.step, event);
-  const causes: Map<string, number> = new Map();
-  for (const { cause, data } of first.values())
-    causes.set(cause ?? "unknown", (causes.get(cause ?? "unknown") ?? 0) + Number(data.at_least ?? 1));
-  const parts = [...causes].sort((a, b) => b[1] - a[1]).map(([cause, count]) =>
-    `${formatCount(count)} ${words(cause)}`
-  );
-  const total = [...causes.values()].reduce((sum, count) => sum + count, 0);
-  if (skips[0].data.inferred) return `at least ${counted(total, "skip")}: ${parts.join(", ")}`;
-  return `${counted(first.size, "skip")} (${formatShare(first.size, steps)}): ${parts.join(", ")}`;
-}
-
-/** Spikes in a line: "1 spike (step 605)", "3 spikes (first at step 605)". */
-export function spikeSummary(events: TbnumEvent[]) {
-  const steps = [...new Set(events.filter(({ kind }) => laneOf(kind) === "spike").map(({ step }) => step))];
-  if (!steps.length) return "";
-  return `${counted(steps.length, "spike")} (${steps.length > 1 ? "first at " : ""}step ${formatCount(steps[0])})`;
 }
 
 export function scaleChange(data: Record<string, any>) {

@@ -5,7 +5,7 @@
 
 import { FONT, styled, svg } from "./elements.ts";
 import { drawChart } from "./figurechart.ts";
-import { OUTLINES } from "./marks.ts";
+import { OUTLINES, isOpen } from "./marks.ts";
 import { SvgContext } from "./svgcontext.ts";
 
 import type { Charts } from "./charts.ts";
@@ -108,7 +108,7 @@ function drawLane(context: SvgContext, charts: Charts, { kind }: Lane, clusters:
   context.fillRect(left, middle, charts.plotWidth, 1);
   const lane = charts.marks.element.querySelector(`.lane-${kind.id}`) ?? charts.marks.element;
   const own = getComputedStyle(lane).getPropertyValue("--mark").trim() || colour("--text");
-  const open = ["cross", "star", "peak"].includes(kind.shape);
+  const open = isOpen(kind);
   for (const { x, count } of clusters) {
     context.save();
     context.translate(left + x, middle);

@@ -41,7 +41,8 @@ export function heatKey(mode: HeatMode, range: [number, number]): HTMLElement[] 
     mode.scale === "share" ? `${end * 100} %` : formatNumber(Number(end.toPrecision(mode.scale === "ratio" ? 3 : 2)))
   );
   const scale = mode.scale === "none" ? []
-    : [element("span", {}, low), bar, element("span", {}, high + (mode.scale === "doublings" ? " doublings" : "")),
+    : [...(mode.scale === "ratio" ? [element("span", {}, mode.title.slice(mode.title.lastIndexOf("ratio to")))] : []),
+      element("span", {}, low), bar, element("span", {}, high + (mode.scale === "doublings" ? " doublings" : "")),
       element("span", {}, "up to the next sample")];
   return [
     ...scale,

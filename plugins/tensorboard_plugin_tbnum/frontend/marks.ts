@@ -6,6 +6,7 @@
  * them, so a drawing costs the width of the chart, not the number of events.
  */
 
+import { lanes as laneKinds, open_shapes as openShapes, shapes } from "../../../tbnum/look.json";
 import { svg } from "./elements.ts";
 import { lowerBound } from "./sorted.ts";
 
@@ -43,24 +44,8 @@ export type Cluster = {
   x: number;
 };
 
-/**
- * In the order in which they are drawn from top to bottom, which is also the order of precedence on the curve.
- */
-export const LANES: LaneKind[] = [
-  { id: "skip", label: "Skips", name: "skip", plural: "skips", kinds: ["skip"], shape: "cross" },
-  { id: "nonfinite_loss", label: "NaN, ∞", name: "non-finite loss", plural: "non-finite losses",
-    kinds: ["nonfinite_loss"], shape: "star" },
-  { id: "spike", label: "Spikes", name: "spike", plural: "spikes", kinds: ["loss_spike", "grad_norm_spike"],
-    shape: "peak" },
-  { id: "scale_backoff", label: "Backoffs", name: "scale backoff", plural: "scale backoffs", kinds: ["scale_backoff"],
-    shape: "down" },
-  { id: "scale_growth", label: "Growths", name: "scale growth", plural: "scale growths", kinds: ["scale_growth"],
-    shape: "up" },
-  { id: "scale_set", label: "Scale set", name: "scale set by hand", plural: "scales set by hand", kinds: ["scale_set"],
-    shape: "diamond" },
-  { id: "finding", label: "Findings", name: "finding", plural: "findings", kinds: [], shape: "square" },
-  { id: "note", label: "Notes", name: "note", plural: "notes", kinds: ["annotation", "resume"], shape: "flag" },
-];
+/** In the order in which they are drawn from top to bottom, which is also the order of precedence on the curve. */
+export const LANES: LaneKind[] = laneKinds;
 
 const LANE_OF = new Map(LANES.flatMap((lane) => lane.kinds.map((kind) => [kind, lane.id])));
 
@@ -257,13 +242,16 @@ export function onCurve(lanes: Cluster[][], width: number, room: number = 11): {
 }
 
 /** Outlines of the shapes around (0, 0), about 12 by 12. */
-export const OUTLINES: Record<string, string> = { cross: "M-5-5 5 5M5-5-5 5", up: "M0-5.5 5.5 4.5H-5.5Z",
-  down: "M0 5.5 5.5-4.5H-5.5Z", diamond: "M0-6 6 0 0 6-6 0Z", square: "M-4.75-4.75H4.75V4.75H-4.75Z",
-  star: "M0-6V6M-5.2-3 5.2 3M5.2-3-5.2 3", flag: "M-4.5 6.5V-6L5.5-2.5-4.5 1", peak: "M-6 5H-3L0-5.5 3 5H6" };
+export const OUTLINES: Record<string, string> = shapes;
+
+/** Whether a shape is drawn by lines alone. */
+export function isOpen({ shape }: LaneKind) {
+  return openShapes.includes(shape);
+}
 
 /** The shape of a lane, to be placed by a transform. */
 export function glyph(kind: LaneKind) {
-  return svg("path", { class: `glyph glyph-${kind.shape}`, d: OUTLINES[kind.shape] });
+  return svg("path", { class: `glyph glyph-${kind.shape}${isOpen(kind) ? " open" : ""}`, d: OUTLINES[kind.shape] });
 }
 
 /** A small picture of a lane's shape, for lists and legends. */

@@ -4,12 +4,10 @@
 
 import { changeViews, fold, goToStep, isOfTensors, reload, resetViews, smooth, textOfStep,
   toggleDock } from "./actions.ts";
-import { clippedShare } from "./describe.ts";
 import { button, copyButton, element, figureButtons } from "./elements.ts";
-import { skipSummary, spikeSummary } from "./events.ts";
 import { counted, formatCount, formatElapsed, formatScaleShort, isPlain, parseCount, runTitle,
   statusOf } from "./format.ts";
-import { prefixOf, rowOf, seriesOf, viewOf } from "./state.ts";
+import { rowOf, seriesOf, viewOf } from "./state.ts";
 import { CHARTS, toggleView } from "./views.ts";
 import { resetZoom, toggleFollowing } from "./zoom.ts";
 
@@ -277,7 +275,7 @@ export class Page {
     this.status.className = `status ${how}`;
     this.status.textContent = text;
     this.followButton.hidden = own.state === "ended" || own.state === "crashed";
-    this.#showFacts(loaded ? factsOf(row, loaded, prefixOf(state)) : []);
+    this.#showFacts(loaded ? factsOf(row, loaded) : []);
   }
 
   #showFacts(facts: string[]) {
@@ -314,29 +312,16 @@ export class Page {
 }
 
 /** A run in a line: how far it is, then what matters. */
-function factsOf(row: RunRow, loaded: Loaded, prefix: string) {
-  const { overview, eventsAnswer, info, nonfiniteAnswer } = loaded;
+function factsOf(row: RunRow, { overview, eventsAnswer, info }: Loaded) {
   const { steps } = overview.header;
   const written = info.problems.length ? row.steps ?? 0 : 0; // as its writers counted; the list of runs has these
-  const facts = [
+  return [
+    isPlain(row) ? "inferred from TensorBoard scalars" : "",
     steps < written ? `${formatCount(steps)} of ${counted(written, "step")} could be read` : counted(steps, "step"),
-  ];
-  if (isPlain(row)) facts.unshift("inferred from TensorBoard scalars");
-  if (eventsAnswer) {
-    const { events } = eventsAnswer;
-    const hasScale = info.columns.includes("loss_scale") && !info.unknown?.includes("loss_scale");
-    const skips = skipSummary(events, steps, info.columns.includes("skipped"));
-    if (hasScale || isPlain(row) || events.some(({ kind }) => kind === "skip")) facts.push(skips);
-    facts.push(spikeSummary(events));
-  }
-  facts.push(clippedShare(overview, prefix));
-  if (nonfiniteAnswer?.step.length)
-    facts.push(
-      `${formatCount(nonfiniteAnswer.step.length)} non-finite ${nonfiniteAnswer.step.length === 1 ? "loss" : "losses"}`,
-    );
-  if (row.last_loss_scale != null) facts.push(`loss scale ${formatScaleShort(row.last_loss_scale)}`);
-  if (row.last_wall_time != null && row.first_wall_time != null)
-    facts.push(formatElapsed(row.last_wall_time - row.first_wall_time));
-  if ((row.sessions ?? 1) > 1) facts.push(counted(row.sessions ?? 1, "session"));
-  return facts.filter(Boolean);
+    ...(eventsAnswer?.headline ?? []),
+    row.last_loss_scale == null ? "" : `loss scale ${formatScaleShort(row.last_loss_scale)}`,
+    row.last_wall_time != null && row.first_wall_time != null
+      ? formatElapsed(row.last_wall_time - row.first_wall_time) : "",
+    (row.sessions ?? 1) > 1 ? counted(row.sessions ?? 1, "session") : "",
+  ].filter(Boolean);
 }

@@ -138,12 +138,13 @@ function drawRun(run: RunRow, row: HTMLElement, tick: string, health: HealthAnsw
   ].filter(Boolean);
   row.append(
     element("span", "run-name", element("span", { class: `dot ${state}`, title: text }),
-      longName(runTitle(run.run), "run-text"), ...(health ? [healthBar(health, run.steps ?? 0)] : []),
+      longName(runTitle(run.run), "run-text"),
       ...(how && (how !== "chosen" || color) ? [
         element("span", { class: `run-tick ${how}`, "data-tick": "", style: color && `--color: ${color}`,
           title: how === "chosen" ? "The current run" : "In the charts beside the current run (O)" }),
         ...(how === "on" ? [element("span", "visually-hidden", "in the charts")] : []),
       ] : [])),
-    element("span", "run-facts", ...facts.map((one) => element("span", {}, one))),
+    element("span", "run-facts", ...facts.map((one) => element("span", {}, one)),
+      ...(health ? [healthBar(health, run.steps ?? 0)] : [])),
   );
 }

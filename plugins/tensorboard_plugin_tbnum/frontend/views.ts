@@ -1,8 +1,10 @@
 /**
  * The views there are, and which of them are shown, in which order, how high, on which axis.
  *
- * `CHARTS` says what is drawn; a further chart is a further entry.
+ * `tbnum/look.json` says what is drawn; a further chart is a further entry.
  */
+
+import { views as charts } from "../../../tbnum/look.json";
 
 import type { RunInfo } from "./answers.ts";
 
@@ -47,8 +49,10 @@ export type ChartSpec = {
   canSmooth?: boolean;
   /** whether its values are of tensors, and so of steps of their own */
   ofTensors?: "headroom" | "tensor";
-  /** hidden until it is asked for */
+  /** hidden until it is asked for, or the run is one that wants it */
   optional?: boolean;
+  /** columns that a run must know for it to be shown at first, and one that it must not know */
+  when?: { known: string[]; without?: string };
   lines: LineSpec[];
   /** columns that its legend needs */
   beside?: string[];
@@ -74,33 +78,7 @@ export type Views = {
 };
 
 /** Every view there is, in its first order. */
-export const CHARTS: ChartSpec[] = [
-  { id: "loss", title: "Loss", scale: "linear", weight: 3.2, minHeight: 150, canLog: true, canRanks: true,
-    lines: [{ column: "loss", label: "loss", color: "--loss", width: 1.75, smooth: true,
-      spread: ["loss/rank_min", "loss/rank_max"] }], beside: ["loss/rank_min", "loss/rank_max"] },
-  { id: "scale", title: "Loss scale", scale: "log2", weight: 1.35, minHeight: 80,
-    lines: [{ column: "loss_scale", label: "loss scale", color: "--scale", width: 1.75, stepped: true }] },
-  { id: "norm", title: "Gradient norm", scale: "log10", weight: 2, minHeight: 104, ofOptimizer: true, canLog: true,
-    canSmooth: true, lines: [
-      { column: "grad_norm", label: "before clipping", color: "--norm", width: 1.25 },
-      { column: "grad_norm_clipped", label: "after clipping", color: "--clipped", width: 1.25, only: "max" },
-      { column: "max_norm", label: "threshold", color: "--threshold", width: 1.25, dash: [6, 4], only: "last" },
-    ] },
-  { id: "clip", title: "Clipping", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true,
-    optional: true,
-    lines: [{ column: "clip_coef", label: "clip coefficient", color: "--clipped", width: 1.25, average: true }],
-    beside: ["clipped"] },
-  { id: "lr", title: "Learning rate", scale: "linear", weight: 1, minHeight: 72, ofOptimizer: true, canLog: true,
-    optional: true, lines: [{ column: "lr", label: "learning rate", color: "--lr", width: 1.75, stepped: true }] },
-  { id: "ratio", title: "Update ratio", scale: "log10", weight: 1.2, minHeight: 80, ofOptimizer: true, canLog: true,
-    optional: true,
-    lines: [{ column: "update_ratio", label: "update norm / parameter norm", color: "--ratio", width: 1.5,
-      sparse: true }] },
-  { id: "headroom", title: "Headroom", scale: "linear", weight: 1.2, minHeight: 80, ofTensors: "headroom",
-    optional: true,
-    lines: [{ column: "headroom/float16", label: "doublings to float16's maximum", color: "--headroom", width: 1.5,
-      sparse: true }] },
-];
+export const CHARTS = charts as ChartSpec[];
 
 /** The chosen tensor's: not to be chosen from the list of views. */
 export const TENSOR_CHART: ChartSpec = { id: "tensor", title: "Tensor", scale: "log10", weight: 1.6, minHeight: 96,
@@ -122,12 +100,11 @@ export function firstViews(run: RunInfo | null = null): Views {
 
 /** A scale where there is one; else what else shows how training does. */
 function hiddenAtFirst(run: RunInfo | null): Set<string> {
-  const optional = CHARTS.filter((chart) => chart.optional).map(({ id }) => id);
-  // What a scalar log has of a scale may only want its tag named: the view says so.
-  if (!run || knows(run, ["loss_scale"]) || run.meta?.source === "tensorboard") return new Set(optional);
-  const has: Record<string, boolean> = { scale: false, clip: knows(run, ["clip_coef", "grad_norm"]),
-    ratio: knows(run, ["update_norm", "param_norm"]) };
-  return new Set(CHARTS.map(({ id }) => id).filter((id) => !(has[id] ?? !optional.includes(id))));
+  return new Set(CHARTS.filter(({ when, optional }) => {
+    // What a scalar log has of a scale may only want its tag named: the view says so.
+    if (!when || !run || run.meta?.source === "tensorboard") return optional;
+    return !knows(run, when.known) || (when.without !== undefined && knows(run, [when.without]));
+  }).map(({ id }) => id));
 }
 
 /** Whether a run knows anything of columns, of any of its optimizers. */
