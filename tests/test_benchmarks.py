@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import log, many_ranks, overhead, same_or_apart, small
+from benchmarks import compare, log, many_ranks, overhead, same_or_apart, small
 from benchmarks.clock import Clock
 from benchmarks.contenders import DEFAULTS, EVERYTHING, Tbnum, Watch
 from benchmarks.passes import Passes
@@ -190,6 +190,14 @@ def test_runs_of_many_ranks_and_many_runs_are_asked(tmp_path: Path, monkeypatch:
     assert of_ranks[0]["what"] == "files" and of_ranks[0]["value"] == 20
     (question,) = [row for row in of_runs if "spike" in row["what"]]
     assert question["note"] == "2 runs"
+
+
+def test_two_long_runs_are_compared_against_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "STEPS", 30_000)
+    monkeypatch.setattr(compare, "TABLES", 1000)
+    compare.main(["--quick", "--json", str(tmp_path / "c")])
+    of_steps, of_tables, witnesses = written(tmp_path / "c").values()
+    assert (of_steps[0]["target"], of_tables[0]["target"]) == (1.0, 2.0) and len(witnesses) == 3
 
 
 def test_faults_of_a_gpt_are_found_at_their_step_and_in_their_stage(tmp_path: Path) -> None:

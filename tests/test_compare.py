@@ -136,6 +136,72 @@ def test_steps_are_paired_by_their_number_or_by_the_updates_before_them(tmp_path
     assert found.same and found.steps == 10
 
 
+def test_distances_are_those_of_each_pair_of_values_by_itself(tmp_path: Path) -> None:
+    """Loss and norms with every kind of number, against a loop over the pairs."""
+    chance = np.random.default_rng(3)
+    odd = (math.nan, math.inf, -math.inf, 0.0, 5e-324, 1e300, -1e300)
+    steps = 400
+
+    def values() -> dict[int, dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        for step in range(steps):
+            cells = {name: float(1 + 10.0 ** chance.integers(-9, 1)) for name in ("loss", "grad_norm", "loss_scale")}
+            if chance.random() < 0.3:
+                cells[str(chance.choice(["loss", "grad_norm", "loss_scale"]))] = float(chance.choice(odd))
+            counts = {"micro_batches": float(chance.integers(0, 2)), "nonfinite_tensors": float(chance.integers(0, 2))}
+            found[step] = cells | counts
+        return found
+
+    of_a, of_b = values(), values()
+    record(tmp_path / "a", range(steps), of_a)
+    record(tmp_path / "b", range(steps), of_b)
+    found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"), rtol=1e-4, atol=1e-5)
+    for name, witness in {"loss": "micro_batches", "grad_norm": "nonfinite_tensors", "loss_scale": None}.items():
+        pairs = []
+        for step in range(steps):
+            cells = of_a[step], of_b[step]
+            measured = [
+                witness == "nonfinite_tensors" or (witness is not None and each[witness] >= 1) for each in cells
+            ]
+            if all(not math.isnan(each[name]) or known for each, known in zip(cells, measured, strict=True)):
+                pairs.append((step, cells[0][name], cells[1][name]))
+        (distance,) = [each for each in found.columns if each.column == name]
+        assert distance.compared == len(pairs)
+        relative = {step: _relative(a, b) for step, a, b in pairs}
+        beyond = [step for step, a, b in pairs if not np.isclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)]
+        assert distance.first_step == beyond[0]
+        for threshold, step in distance.passes.items():
+            assert step == next((step for step, size in relative.items() if size > threshold), None)
+        late = pairs[len(pairs) - len(pairs) // 10 :]
+        expected = sum(relative[step] for step, *_ in late) / len(late)
+        assert distance.last_tenth == pytest.approx(expected, nan_ok=True)
+        assert distance.a == pytest.approx(np.mean([a for _, a, _ in late]), nan_ok=True)
+        assert distance.b == pytest.approx(np.mean([b for _, _, b in late]), nan_ok=True)
+
+
+def _relative(a: float, b: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    size = abs(a - b) / max(abs(a), abs(b))
+    return size if math.isfinite(size) else math.inf
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (0, 7), (5, 0)])
+@pytest.mark.parametrize("skipped_in_b", [(), (3,), (0, 9)])
+def test_pairs_by_updates_are_those_after_as_many_updates(
+    starts: tuple[int, int], skipped_in_b: tuple[int, ...], tmp_path: Path
+) -> None:
+    record(tmp_path / "a", range(starts[0], 20), {step: {"loss": float(step)} for step in range(20)})
+    of_b = {step: {"loss": float(step), "skipped": step in skipped_in_b} for step in range(20)}
+    record(tmp_path / "b", range(starts[1], 20), of_b)
+    found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"), by="updates", until=17)
+    made_a = list(range(starts[0], 20))
+    made_b = [step for step in range(starts[1], 20) if step not in skipped_in_b]
+    pairs = [(a, b) for a, b in zip(made_a, made_b, strict=False) if a <= 17]
+    assert found.steps == len(pairs)
+    assert found.first_step == next((a for a, b in pairs if a != b), None)
+
+
 def test_what_is_not_compared_is_named(tmp_path: Path) -> None:
     record(tmp_path / "a", range(5, 20))
     log = LogWriter(tmp_path / "b", columns=("step", "loss", "extra"), meta=META)
@@ -227,6 +293,27 @@ def test_between_checksummed_steps_the_difference_is_bracketed_and_no_stage_clai
     assert found.first_step == 7 and found.seen_in == ("loss",)
     assert "began there or before" in sentence(found)
     assert next_step(found) == "To see in which stage: run both again from step 4 to 7 with tensor_interval=1."
+
+
+@pytest.mark.parametrize("values", [1, 40, 1000])
+def test_tables_that_are_read_a_few_at_a_time_show_the_same(
+    values: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = {"gradient": {23: ("block.0",)}, "parameter": {23: ("block.0", "head")}}
+    whole = pair(tmp_path, apart, steps=range(40))
+    monkeypatch.setattr("tbnum.compare.windows.VALUES", values)
+    again = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"))
+    assert repr(again) == repr(whole) and (whole.same_bits_until, whole.first_step, whole.stage) == (22, 23, "backward")
+    assert tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"), until=22).same_bits_until == 22
+    assert tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"), until=0).same_bits_until == 0
+
+
+def test_of_runs_that_are_the_same_within_a_tolerance_no_tensor_is_named(tmp_path: Path) -> None:
+    apart = {"parameter": {3: ("head",)}}
+    a, b = checked(tmp_path / "a", range(10), {}), checked(tmp_path / "b", range(10), apart)
+    assert tbnum.diff(a, b).tensors == ("head",)
+    found = tbnum.diff(a, b, rtol=1e-6)
+    assert found.same and found.tensors == () and (found.same_bits_until, found.bits_apart_at) == (2, 3)
 
 
 def test_at_the_first_step_no_stage_is_claimed(tmp_path: Path) -> None:

@@ -276,13 +276,13 @@ def test_a_range_of_steps_reads_nothing_else(tmp_path: Path, monkeypatch: pytest
     write(tmp_path, *given)
     tensors = Run(tmp_path).tensors
     decoded: list[int] = []
-    columns_at = tensors_module.columns_at
+    stored_at = tensors_module.stored_at
 
-    def watched(payload: bytes, columns: int, at: list[int], rows: int) -> list[np.ndarray]:
+    def watched(payload: bytes, columns: int, at: list[int], rows: int) -> list[tuple[int, bytes]]:
         decoded.append(tensors_module.head_of(payload).step)
-        return columns_at(payload, columns, at, rows)
+        return stored_at(payload, columns, at, rows)
 
-    monkeypatch.setattr("tbnum.log.tensors_reader.columns_at", watched)
+    monkeypatch.setattr("tbnum.log.tensors_reader.stored_at", watched)
     assert tensors.read("grad_norm", 10, 12).steps.tolist() == [10, 11, 12]
     assert tensors.read("grad_norm", 98).steps.tolist() == [98, 99]
     assert tensors.read("grad_norm", last_step=0).steps.tolist() == [0]

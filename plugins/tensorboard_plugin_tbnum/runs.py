@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from tbnum.explain.repeats import seed_of, setting
+from tbnum.log.checksums import Checksums
 from tbnum.log.files import Place, RemotePath, is_url
 from tbnum.log.logdir import find_runs
 from tbnum.log.reader import Run, session_metas
@@ -157,7 +158,7 @@ class RunTable:
         with entry.lock:
             run = self._opened(entry)
             tables, histograms = (run.tensors, run.histograms) if tensors else (None, None)
-            of_bits = run.checksums if checksums else {}
+            of_bits = run.checksums if checksums else Checksums()
             of_ranks = run.ranks if ranks else None
             meta, problems = run.meta, list(run.problems)
             if not meta["sessions"]:

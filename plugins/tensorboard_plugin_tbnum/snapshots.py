@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tbnum.explain.finding import Finding
+from tbnum.log.checksums import Checksums
 from tbnum.log.ranks import Ranks
 from tbnum.log.reader import Run, Totals
 from tbnum.log.schema import Event
@@ -77,7 +78,7 @@ class Snapshot:
     """What is kept in memory of `tensors`."""
     ranks: Ranks | None = None
     """What its ranks recorded, where there are several. None unless asked for."""
-    checksums: Mapping[str, Any] = field(default_factory=dict)
+    checksums: Checksums = field(default_factory=Checksums)
     """Of the bits of tensors, by what they are of. Empty unless asked for."""
     derived: dict[str, np.ndarray] = field(default_factory=dict)
     """Columns that were worked out from `steps`, for the next question."""

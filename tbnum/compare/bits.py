@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from tbnum.compare.align import shared, shared_names
+from tbnum.compare.windows import windows
+from tbnum.log.checksums import Checksums
+from tbnum.log.ranks import ChecksumSeries
 
-__all__ = ["Bits", "Checksums", "compare_bits"]
+__all__ = ["Bits", "compare_bits"]
 
 GRADIENT, PARAMETER = "gradient", "parameter"
-
-
-Checksums: TypeAlias = tuple[np.ndarray, tuple[str, ...], np.ndarray]
-"""Steps (S,), names (P,) and values (S, P) uint64, as `Run.checksums` has them: 0 is unknown."""
 
 
 class Bits(NamedTuple):
@@ -29,19 +28,24 @@ class Bits(NamedTuple):
     begun_in: str | None = None  # of "backward": the deepest tensor that differs
 
 
-def compare_bits(
-    a: Mapping[str, Checksums],
-    b: Mapping[str, Checksums],
-    *,
-    until: int | None = None,
-    depth: Sequence[str] = (),
-) -> Bits:
-    """From the checksums of two runs, up to the step `until`.
+def compare_bits(a: Checksums, b: Checksums, *, until: int | None = None, depth: Sequence[str] = ()) -> Bits:
+    """From the checksums of two runs, up to the step `until`. Reads no further than where they are apart.
 
     `depth`: names of tensors as the forward uses them. Others (tied weights) are no evidence of depth, and come first;
     without it the order is that of the optimizer.
     """
-    common = {what: _common(a[what], b[what], until, depth) for what in a if what in b}
+    bits = Bits()
+    of_both = [what for what in a if what in b]
+    for first, last in windows(a.steps, b.steps, until, 2 * len(of_both) * a.tensors if of_both else 0):
+        series_a, series_b = (of.between(first, last) for of in (a, b))
+        found = _in_window({what: _common(series_a[what], series_b[what], depth) for what in of_both})
+        bits = found._replace(same_until=bits.same_until if found.same_until is None else found.same_until)
+        if bits.apart_at is not None:
+            break
+    return bits
+
+
+def _in_window(common: Mapping[str, _Common]) -> Bits:
     common = {what: found for what, found in common.items() if len(found.steps)}
     if not common:
         return Bits()
@@ -54,8 +58,7 @@ def compare_bits(
         return Bits(same_until)
     at = {what: found.at(apart_at) for what, found in common.items()}
     kinds = tuple(sorted((what for what, names in at.items() if names), key=_order))
-    bits = Bits(same_until, apart_at, kinds, at[kinds[0]])
-    return _with_stage(bits, common)
+    return _with_stage(Bits(same_until, apart_at, kinds, at[kinds[0]]), common)
 
 
 def _order(what: str) -> tuple[bool, bool, str]:
@@ -89,18 +92,17 @@ class _Common(NamedTuple):
         return bool(self.names) and len(self.known_at(step)) == len(self.names)
 
 
-def _common(a: Checksums, b: Checksums, until: int | None, depth: Sequence[str]) -> _Common:
+def _common(a: ChecksumSeries, b: ChecksumSeries, depth: Sequence[str]) -> _Common:
     (steps_a, names_a, values_a), (steps_b, names_b, values_b) = a, b
     steps, at_a, at_b = shared(steps_a, steps_b)
     names, of_a, of_b = shared_names(names_a, names_b)
+    first, second = values_a[at_a][:, of_a], values_b[at_b][:, of_b]
     if depth:
         place = {name: at for at, name in enumerate(depth)}
         order = sorted(range(len(names)), key=lambda at: place.get(names[at], -1))  # stable
-        names, of_a, of_b = tuple(names[at] for at in order), of_a[order], of_b[order]
-    first, second = values_a[np.ix_(at_a, of_a)], values_b[np.ix_(at_b, of_b)]
-    within = steps <= until if until is not None else np.ones(len(steps), bool)
-    known = ((first != 0) & (second != 0))[within]
-    return _Common(steps[within], names, known, known & (first != second)[within])
+        names, first, second = tuple(names[at] for at in order), first[:, order], second[:, order]
+    known = (first != 0) & (second != 0)
+    return _Common(steps, names, known, known & (first != second))
 
 
 def _with_stage(bits: Bits, common: Mapping[str, _Common]) -> Bits:

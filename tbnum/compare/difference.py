@@ -15,6 +15,8 @@ from tbnum.compare.bits import Bits, compare_bits
 from tbnum.compare.distance import Distance, differing, distance
 from tbnum.compare.noise import Verdict, judged
 from tbnum.compare.settings import Setting, settings_apart
+from tbnum.compare.windows import windows
+from tbnum.log.checksums import Checksums
 from tbnum.log.schema import Event
 from tbnum.markup import card, escaped, shown
 from tbnum.measure.step_hash import compared as compared_hashes
@@ -42,7 +44,7 @@ class Compared(Protocol):
     @property
     def tensors(self) -> Any: ...
     @property
-    def checksums(self) -> Mapping[str, Any]: ...
+    def checksums(self) -> Checksums: ...
 
 
 class EventsApart(NamedTuple):
@@ -142,13 +144,14 @@ def diff(
     distances = tuple(distance(one.steps, other.steps, rows, name, rtol, atol) for name in rows.columns)
     seen = {each.column: each.first_step for each in distances if each.first_step is not None}
     bits = compare_bits(one.checksums, other.checksums, until=until, depth=_depth(one)) if by == "step" else Bits()
-    tensors: tuple[str, ...] = bits.tensors
-    if by == "step" and columns is None:
-        for column, (step, names) in _tensors_apart(one, other, rtol, atol, until).items():
-            seen[column + OF_TENSORS] = step
-            tensors = tensors or names
     if exact:
         seen |= _seen_in_bits(one, other, rows, bits)
+    tensors = bits.tensors if exact else ()
+    if by == "step" and columns is None:
+        far_enough = min(seen.values()) if tensors else until  # later ones can name no tensor
+        for column, (step, names) in _tensors_apart(one, other, rtol, atol, far_enough).items():
+            seen[column + OF_TENSORS] = step
+            tensors = tensors or names
     first_step = min(seen.values(), default=None)
     return Difference(
         a=one.name,
@@ -248,20 +251,22 @@ def _tensors_apart(
 ) -> dict[str, tuple[int, tuple[str, ...]]]:
     """By statistic of tensors, the first step at which it differs, and of which tensors. One pass over the tables."""
     columns = [column for column in _TENSOR_COLUMNS if column in a.tensors and column in b.tensors]
-    if not columns:
-        return {}
-    steps_a, names_a, of_a = a.tensors.read_together(columns, None, until)
-    steps_b, names_b, of_b = b.tensors.read_together(columns, None, until)
-    steps, at_a, at_b = shared(steps_a, steps_b)
-    names, in_a, in_b = shared_names(names_a, names_b)
     found: dict[str, tuple[int, tuple[str, ...]]] = {}
-    for column in columns:
-        first, second = of_a[column][np.ix_(at_a, in_a)], of_b[column][np.ix_(at_b, in_b)]
-        apart = differing(first, second, rtol, atol) & ~np.isnan(first) & ~np.isnan(second)
-        rows = np.flatnonzero(apart.any(axis=1))
-        if len(rows):
-            tensors = tuple(names[at] for at in np.flatnonzero(apart[rows[0]]).tolist())
-            found[column] = int(steps[rows[0]]), tensors
+    steps_a, steps_b = (run.tensors.steps_with(columns) for run in (a, b))
+    for first, last in windows(steps_a, steps_b, until, 2 * len(columns) * len(a.tensors.names_with(columns))):
+        steps_a, names_a, of_a = a.tensors.read_together(columns, first, last)
+        steps_b, names_b, of_b = b.tensors.read_together(columns, first, last)
+        at, at_a, at_b = shared(steps_a, steps_b)
+        names, in_a, in_b = shared_names(names_a, names_b)
+        for column in columns:
+            one, other = of_a[column][at_a][:, in_a], of_b[column][at_b][:, in_b]
+            apart = differing(one, other, rtol, atol) & ~np.isnan(one) & ~np.isnan(other)
+            rows = np.flatnonzero(apart.any(axis=1))
+            if len(rows):
+                found[column] = int(at[rows[0]]), tuple(names[where] for where in np.flatnonzero(apart[rows[0]]))
+        columns = [column for column in columns if column not in found]
+        if not columns:
+            break
     return found
 
 
@@ -324,12 +329,12 @@ def _not_compared(
 ) -> tuple[str, ...]:
     """In words, what could not be compared."""
     found = []
-    for run, other, at in ((a, b, 0), (b, a, 1)):
+    for run, other in ((a, b), (b, a)):
         alone = [name for name in run.steps if name not in other.steps] if columns is None else []
         if alone:
             found.append(f"only {run.name!r} has the columns {', '.join(alone)}")
         asked = run.steps["step"] if until is None else run.steps["step"][run.steps["step"] <= until]
-        rest = len(asked) - len(rows.rows[at])
+        rest = len(asked) - len(rows.step)
         if rest:
             found.append(f"{rest:,} steps of {run.name!r} have no partner")
         found += [f"{run.name!r}: {problem}" for problem in getattr(run, "problems", ())]

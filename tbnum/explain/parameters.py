@@ -69,13 +69,13 @@ def _measured(record: Record, number: np.ndarray, norms: list[np.ndarray]) -> tu
 
 
 def _measured_nan(record: Record, unknown: np.ndarray) -> np.ndarray:
-    """Of the steps whose norm is NaN, those whose table of tensors shows that a parameter was measured so."""
+    """Of the rising steps whose norm is NaN, those whose table of tensors shows that a parameter was measured so."""
     nothing = np.empty(0, np.int64)
     tensors: Any = getattr(record, "tensors", None)
     if tensors is None or not len(unknown) or getattr(record, "ranks", None) is not None:
         return nothing  # of sharded tensors a norm may be unknown for want of a rank
     at_interval = tensors.steps_of("interval")
-    candidates = at_interval[np.isin(at_interval, unknown)]
+    candidates = at_interval[unknown[np.searchsorted(unknown[:-1], at_interval)] == at_interval]
     if not len(candidates):
         return nothing
     place = np.searchsorted(at_interval, candidates)

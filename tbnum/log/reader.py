@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.formats import CHECKSUM
+from tbnum.log.checksums import Checksums
 from tbnum.log.concurrent import concurrent_writers
 from tbnum.log.files import RemotePath, place
 from tbnum.log.folder import Totals, last_trailer, list_files, order, pick, session_metas, sum_totals, writing_now
 from tbnum.log.joined import JoinedSteps
 from tbnum.log.named import Columns
 from tbnum.log.rank_gaps import RankGaps
-from tbnum.log.ranks import SHARD, ChecksumSeries, Ranks
+from tbnum.log.ranks import SHARD, Ranks
 from tbnum.log.run_ranks import RANKS_BYTES, OtherRanks, Taken
 from tbnum.log.run_tables import RunTables, parameters_of_ranks
 from tbnum.log.schema import Event
@@ -160,17 +160,14 @@ class Run:
             return self._tensors
 
     @property
-    def checksums(self) -> dict[str, ChecksumSeries]:
+    def checksums(self) -> Checksums:
         """Checksums of the bits of tensors: `steps, names, values = run.checksums["parameter"]`, (S, P) uint64.
 
         0 where unknown. Of "gradient" (before clipping), "parameter" (after the update) and the optimizer's moments, as
         its state calls them; where tensors are sharded, of the lowest rank's parts.
         """
         with self._loading():
-            tables = Tensors(self._tables.sessions(self._chosen()), {})
-            names = [CHECKSUM + what for what in tables.checksums]
-            steps, tensors, values = tables.read_together(names) if names else (np.empty(0, np.int64), (), {})
-            return {name.removeprefix(CHECKSUM): (steps, tensors, values[name]) for name in names}
+            return Checksums(Tensors(self._tables.sessions(self._chosen()), {}))
 
     @property
     def tensor_names(self) -> tuple[str, ...]:

@@ -45,7 +45,9 @@ __all__ = [
     "names_text",
     "parse_columns",
     "parse_names",
+    "stored_at",
     "text_id",
+    "unpacked",
 ]
 
 
@@ -214,15 +216,20 @@ def column_at(payload: bytes, columns: int, at: int, count: int | None = None) -
 
 
 def columns_at(payload: bytes, columns: int, at: Sequence[int], rows: int) -> list[np.ndarray]:
-    """As `column_at` for several columns; of one whose values are all the same there is that value alone, (1,).
+    """As `column_at` for several columns; of one whose values are all the same there is that value alone, (1,)."""
+    return [unpacked(how, [data], rows)[0] for how, data in stored_at(payload, columns, at, rows)]
 
-    About 3 us, and 5 us a column that is deflated.
+
+def stored_at(payload: bytes, columns: int, at: Sequence[int], rows: int) -> list[tuple[int, bytes]]:
+    """As `columns_at`, inflated, but not unpacked: how each is stored, and its bytes. 3 us, and 2 us a column.
+
+    ValueError where the payload holds no such columns.
     """
     try:
         stored = _lengths(columns).unpack_from(payload, _HEAD.size)
         first = _HEAD.size + columns * _COLUMN.size
         ends = list(itertools.accumulate(stored[1::2], initial=first))
-        return [_unpacked(stored[2 * each], payload[ends[each] : ends[each + 1]], rows) for each in at]
+        return [_inflated(stored[2 * each], payload[ends[each] : ends[each + 1]], rows) for each in at]
     except (struct.error, zlib.error, IndexError) as error:
         raise ValueError(f"not a column of a table: {error}") from None
 
@@ -285,6 +292,7 @@ def _packed_histograms(table: HistogramTable) -> list[tuple[int, bytes]]:
 
 _TYPES = ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8")
 _SHARE = len(_TYPES)  # the upper 16 bits of a float32
+_DTYPES = tuple(map(np.dtype, (*_TYPES, "<u2")))
 _TYPE = 0x0F
 _ONE_FOR_ALL = 0x40
 _DEFLATED = 0x80
@@ -307,23 +315,29 @@ def _packed(values: np.ndarray, share: bool = False) -> tuple[int, bytes]:
     return (how | _DEFLATED, deflated) if len(deflated) < len(plain) else (how, plain)
 
 
-def _unpacked(how: int, data: bytes, count: int) -> np.ndarray:
-    """(count,), or (1,) where all are the same."""
-    code = how & _TYPE
-    if code > _SHARE:
-        raise ValueError(f"values of an unknown type, {code}")
-    dtype = np.dtype("<u2" if code == _SHARE else _TYPES[code])
-    length = dtype.itemsize * (min(count, 1) if how & _ONE_FOR_ALL else count)
+def _inflated(how: int, data: bytes, count: int) -> tuple[int, bytes]:
+    """How they are stored then, and the bytes. ValueError where these are not the bytes of `count` values."""
+    if how & _TYPE > _SHARE:
+        raise ValueError(f"values of an unknown type, {how & _TYPE}")
+    width = _DTYPES[how & _TYPE].itemsize
+    length = width * (min(count, 1) if how & _ONE_FOR_ALL else count)
     if how & _DEFLATED:
         data = zlib.decompressobj().decompress(data, length + 1)
     if len(data) != length:
-        raise ValueError(f"{len(data)} bytes for {count} values of {dtype.itemsize} bytes")
+        raise ValueError(f"{len(data)} bytes for {count} values of {width} bytes")
+    return how & ~_DEFLATED, data
+
+
+def unpacked(how: int, data: Sequence[bytes], count: int) -> np.ndarray:
+    """N columns of `count` values that are stored in the same way, (N, count); (N, 1) where all of one are the same."""
+    dtype = _DTYPES[how & _TYPE]
+    joined = np.frombuffer(b"".join(data), np.uint8)
     if how & _ONE_FOR_ALL or dtype.itemsize == 1:
-        values = np.frombuffer(data, dtype)
+        values = joined.view(dtype).reshape(len(data), min(count, 1) if how & _ONE_FOR_ALL else count)
     else:
-        planes = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, count)
-        values = np.ascontiguousarray(planes.T).view(dtype).reshape(-1)
-    return (values.astype("<u4") << np.uint32(16)).view("<f4") if code == _SHARE else values
+        planes = joined.reshape(len(data), dtype.itemsize, count)
+        values = np.ascontiguousarray(planes.transpose(0, 2, 1)).view(dtype).reshape(len(data), count)
+    return (values.astype("<u4") << np.uint32(16)).view("<f4") if how & _TYPE == _SHARE else values
 
 
 def _narrowed(values: np.ndarray, share: bool) -> tuple[int, np.ndarray]:

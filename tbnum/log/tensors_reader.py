@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tbnum.formats import BINS, CHECKSUM
+from tbnum.log.gathered import Gathered, Matching, matching
 from tbnum.log.schema import HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
 from tbnum.log.tensor_columns import DERIVED, combine, derive, group_by_module
-from tbnum.log.tensors import Head, HistogramTable, column_at, columns_at, histogram_at
+from tbnum.log.tensors import Head, HistogramTable, column_at, histogram_at, stored_at
 from tbnum.log.tensors_file import Session, TablePlace, TensorsFile, kept
 
 __all__ = ["HistogramSeries", "Histograms", "StepTable", "TensorSeries", "Tensors"]
@@ -275,32 +276,27 @@ class Tensors(Mapping[str, TensorSeries]):
 
         chosen = [(file, _between(places, first_step, last_step), at) for file, places, at in having]
         steps = np.unique(np.array([place.head.step for _, places, _ in chosen for place in places], np.int64))
-        shape = len(steps), len(asked)
-        values: dict[str, np.ndarray] = {
-            name: np.zeros(shape, np.uint64) if name.startswith(CHECKSUM) else np.full(shape, np.nan, dtype)
-            for name in wanted
-        }
+        gathered = Gathered(wanted, (len(steps), len(asked)), dtype)
         reasons = np.full(len(steps), -1, np.int8)
         row_of = {step: row for row, step in enumerate(steps.tolist())}
         for file, places, at in chosen:
-            targets: dict[int, tuple[_Rows, _Rows]] = {}  # by names: places in a table, and in `asked`
+            matches: dict[int, Matching] = {}  # by names
             for place, payload in file.payloads(places):
                 head = place.head
-                if head.names not in targets:
-                    targets[head.names] = _matches(file.names[head.names], column_of)
-                source, target = targets[head.names]
-                if isinstance(source, np.ndarray) and not len(source):
+                if head.names not in matches:
+                    matches[head.names] = matching(file.names[head.names], column_of)
+                if matches[head.names].is_empty:
                     continue
                 wanted_here, indices = at[head.columns]
                 try:
-                    found_here = columns_at(payload, len(file.columns[head.columns]), indices, head.rows)
+                    stored = stored_at(payload, len(file.columns[head.columns]), indices, head.rows)
                 except ValueError:
                     file.not_understood(place)
                     continue
                 row = row_of[head.step]
-                for name, column in zip(wanted_here, found_here, strict=True):
-                    values[name][row, target] = column if len(column) == 1 else column[source]
+                gathered.add(row, wanted_here, stored, head.rows, matches[head.names])
                 reasons[row] = min(head.kind, len(TABLE_REASONS))
+        values = gathered.values()
         found = reasons >= 0
         if not found.all():
             steps, reasons = steps[found], reasons[found]
@@ -346,8 +342,9 @@ class Tensors(Mapping[str, TensorSeries]):
 def _derived(column: str, first: TensorSeries, second: TensorSeries) -> TensorSeries:
     """At the steps and of the tensors that both have."""
     steps, at_first, at_second = np.intersect1d(first.steps, second.steps, return_indices=True)
-    names = tuple(name for name in first.names if name in set(second.names))
-    one, other = (np.array([series.names.index(name) for name in names], np.int64) for series in (first, second))
+    in_first, in_second = ({name: at for at, name in enumerate(series.names)} for series in (first, second))
+    names = tuple(name for name in first.names if name in in_second)
+    one, other = (np.array([places[name] for name in names], np.int64) for places in (in_first, in_second))
     values = derive(column, first.values[np.ix_(at_first, one)], second.values[np.ix_(at_second, other)])
     return TensorSeries.of(steps, names, values, first.reasons[at_first])
 
@@ -356,19 +353,6 @@ def _keys(places: Iterable[TablePlace], of: str) -> list[int]:
     """What the tables refer to, each once, in order of first appearance."""
     at = Head._fields.index(of)
     return list(dict.fromkeys(place.head[at] for place in places))
-
-
-_Rows: TypeAlias = "np.ndarray | slice"
-
-
-def _matches(names: Sequence[str], target: Mapping[str, int]) -> tuple[_Rows, _Rows]:
-    """Which of `names` are in `target`, and where; as slices, which are quicker, where all stand there in a row."""
-    pairs = [(at, target[name]) for at, name in enumerate(names) if name in target]
-    both = np.array(pairs, np.int64).reshape(-1, 2)
-    source, where = both[:, 0], both[:, 1]
-    if len(where) and len(where) == len(names) and (np.diff(where) == 1).all():
-        return slice(None), slice(int(where[0]), int(where[-1]) + 1)
-    return source, where
 
 
 class HistogramSeries:
