@@ -121,6 +121,13 @@ def serve() -> Iterator[Callable[..., TensorBoard]]:
         server.stop()
 
 
+# TensorBoard's page takes a second of two cores to load, and the panel needs of it a frame, an address and a class.
+BARE = """<!doctype html>
+<style>body { margin: 0 } iframe { border: 0; width: 100vw; height: calc(100vh - 64px); margin-top: 64px }</style>
+<iframe src="data/plugin_entry.html?name=tbnum"></iframe>
+"""
+
+
 class Panel:
     """The Numerics tab in a page: `frame` finds things in it."""
 
@@ -163,8 +170,12 @@ class Panel:
 
 
 @pytest.fixture
-def look(browser: Browser) -> Iterator[Callable[..., Panel]]:
-    """Opens pages, and at the end holds that the panel's own code raised and logged nothing."""
+def look(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., Panel]]:
+    """Opens pages, and at the end holds that the panel's own code raised and logged nothing.
+
+    The page around the panel is a bare one, but where a test is marked `tensorboard_page`. What is served is the same.
+    """
+    bare = request.node.get_closest_marker("tensorboard_page") is None
     troubles: list[str] = []
     pages: list[Page] = []
 
@@ -174,6 +185,8 @@ def look(browser: Browser) -> Iterator[Callable[..., Panel]]:
         if not trouble:
             page.on("pageerror", lambda error: troubles.append(str(error)))
             page.on("console", lambda said: troubles.append(said.text) if is_ours(said) else None)
+        if bare:
+            page.route(server.url, lambda route: route.fulfill(content_type="text/html", body=BARE))
         pages.append(page)
         return Panel(page, server.url)
 

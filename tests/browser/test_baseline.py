@@ -145,6 +145,7 @@ def test_what_led_here_names_the_rank_and_the_samples_of_the_step(shared: Tensor
     expect(panel.frame.locator(".dock")).to_contain_text("Step 146 was made of 4 samples: 1460, 1461, 1462, 1463.")
 
 
+@pytest.mark.tensorboard_page
 def test_a_figure_is_lines_with_every_lane_or_a_picture_of_twice_the_size(
     shared: TensorBoard, look: Look, tmp_path: Path
 ):

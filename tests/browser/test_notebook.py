@@ -14,6 +14,8 @@ from playwright.sync_api import expect
 from tests.browser import training
 from tests.browser.conftest import Panel, TensorBoard
 
+pytestmark = pytest.mark.tensorboard_page
+
 Look = Callable[..., Panel]
 
 

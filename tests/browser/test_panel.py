@@ -61,6 +61,7 @@ def inked_colours(panel: Panel, chart: str) -> int:
     )
 
 
+@pytest.mark.tensorboard_page
 def test_the_run_written_to_last_is_drawn_with_its_curve_its_strips_and_its_marks(shared: TensorBoard, look: Look):
     panel = look(shared).open().drawn()
     expect(panel.frame.locator("h1")).to_have_text("gpt/demo")
@@ -119,6 +120,7 @@ def test_marks_that_crowd_are_counted_and_a_click_takes_them_apart(shared: Tenso
     expect(cluster).to_have_count(1)
 
 
+@pytest.mark.tensorboard_page
 def test_a_click_on_an_event_zooms_to_it_marks_it_and_opens_its_card(shared: TensorBoard, look: Look):
     panel = look(shared).open("long").drawn()
     panel.frame.locator(".event-row[data-kind=skip][data-step='17863']").click()
@@ -143,6 +145,7 @@ def test_a_click_on_an_event_zooms_to_it_marks_it_and_opens_its_card(shared: Ten
     expect(card).to_be_hidden()
 
 
+@pytest.mark.tensorboard_page
 def test_the_card_of_a_skip_has_its_evidence_and_can_be_copied_as_link_and_as_text(
     tmp_path: Path, serve: Serve, look: Look
 ):
@@ -400,6 +403,7 @@ def test_an_event_beyond_the_last_step_has_its_mark(tmp_path: Path, serve: Serve
     expect(panel.frame.locator(".card")).to_contain_text("out of memory")
 
 
+@pytest.mark.tensorboard_page
 def test_the_x_axis_shows_time_and_keeps_marks_on_their_steps(shared: TensorBoard, look: Look):
     panel = look(shared).open("long").drawn()
     panel.frame.get_by_role("button", name="Time", exact=True).click()
@@ -414,6 +418,7 @@ def test_the_x_axis_shows_time_and_keeps_marks_on_their_steps(shared: TensorBoar
     assert abs(step * 0.25 - seconds) <= 1
 
 
+@pytest.mark.tensorboard_page
 def test_run_zoom_and_event_in_the_address_survive_a_reload(shared: TensorBoard, look: Look):
     panel = look(shared).open().drawn()
     panel.frame.get_by_role("option").filter(has_text="long").click()
@@ -428,6 +433,7 @@ def test_run_zoom_and_event_in_the_address_survive_a_reload(shared: TensorBoard,
     panel.wait_until(lambda: "p.tbnum.steps=3511-3631" in panel.address(), "the zoom in the address")
 
 
+@pytest.mark.tensorboard_page
 def test_dark_mode_follows_tensorboards_own(shared: TensorBoard, look: Look):
     panel = look(shared).open("gpt/demo").drawn()
     body = panel.frame.locator("body")
@@ -446,6 +452,7 @@ def test_dark_mode_follows_tensorboards_own(shared: TensorBoard, look: Look):
     expect(body).to_have_css("background-color", "rgb(255, 255, 255)")
 
 
+@pytest.mark.tensorboard_page
 def test_a_narrow_window_keeps_everything_within_reach(shared: TensorBoard, look: Look):
     panel = look(shared, width=480, height=860).open("gpt/demo").drawn()
     overflow = panel.frame.locator("html").evaluate("root => root.scrollWidth - root.clientWidth")
@@ -482,6 +489,7 @@ def test_the_bar_above_the_charts_wraps_before_it_covers_or_cuts_anything(
         assert below or smoothing["x"] >= status["x"] + status["width"], "nothing is printed over the status"
 
 
+@pytest.mark.tensorboard_page
 def test_the_tab_stays_within_its_budget_and_asks_no_one_else(frontend: Path, shared: TensorBoard, look: Look):
     assert panel_files.loaded_bytes(frontend) <= BUDGET_BYTES, "with all that is opened later"
     panel = look(shared)
@@ -508,6 +516,7 @@ def test_a_name_with_markup_is_shown_as_text(tmp_path: Path, serve: Serve, look:
     assert panel.frame.locator("html").evaluate("() => document.title") == "Numerics"
 
 
+@pytest.mark.tensorboard_page
 def test_without_a_run_the_panel_says_where_it_looked_and_how_to_record_and_then_draws_the_first(
     tmp_path: Path, serve: Serve, look: Look
 ):
@@ -522,6 +531,7 @@ def test_without_a_run_the_panel_says_where_it_looked_and_how_to_record_and_then
     expect(panel.frame.locator(".events .nothing")).to_be_visible()
 
 
+@pytest.mark.tensorboard_page
 def test_a_live_run_is_followed_without_a_reload(tmp_path: Path, serve: Serve, look: Look):
     with training.Recording(tmp_path / "live", bad=[150], length=300, start=time.time() - 26) as run:
         run.advance(100)
@@ -575,6 +585,7 @@ def test_a_tab_that_opens_hidden_draws_when_it_is_shown(shared: TensorBoard, loo
     panel.wait_until(lambda: inked_colours(panel, "loss") > 20, "ink")
 
 
+@pytest.mark.tensorboard_page
 def test_when_tensorboard_goes_away_the_panel_says_so_keeps_what_it_has_and_recovers(
     tmp_path: Path, serve: Serve, look: Look
 ):
@@ -672,6 +683,7 @@ def test_a_front_end_that_was_not_built_says_how_to_build_it(shared: TensorBoard
     expect(panel.open().frame.get_by_role("alert")).to_contain_text("Run `make frontend`")
 
 
+@pytest.mark.tensorboard_page
 def test_a_path_prefix_is_no_hindrance(logdir: Path, serve: Serve, look: Look):
     panel = look(serve(logdir, "--path_prefix=/of/my/own")).open("long").drawn()
     assert "/of/my/own/" in panel.url
@@ -702,6 +714,7 @@ def shown_charts(panel: Panel) -> list[str]:
     return panel.frame.locator(".charts > .chart").evaluate_all("charts => charts.map(chart => chart.dataset.chart)")
 
 
+@pytest.mark.tensorboard_page
 def test_views_are_shown_moved_sized_and_put_on_another_axis_and_stay_so(tmp_path: Path, serve: Serve, look: Look):
     training.with_tensors(tmp_path / "tensors")
     panel = look(serve(tmp_path)).open("tensors").drawn()

@@ -26,6 +26,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> TensorBoard:
     server.stop()
 
 
+@pytest.mark.tensorboard_page
 def test_a_step_that_is_held_is_what_others_are_compared_with(shared: TensorBoard, look: Look):
     panel = look(shared).open("gpt/demo").drawn()
     plot = panel.frame.locator("[data-chart=loss] .u-over")
@@ -61,6 +62,7 @@ def test_a_step_is_held_by_key(shared: TensorBoard, look: Look):
     assert "p.tbnum.steps=400-430" in panel.address()
 
 
+@pytest.mark.tensorboard_page
 def test_an_address_that_is_followed_in_an_open_tab_leads_to_all_that_it_names(shared: TensorBoard, look: Look):
     panel = look(shared).open("gpt/demo").drawn()
     panel.open("long", views="norm,loss,-scale", tensors="values", steps="100-140")
@@ -197,6 +199,7 @@ def test_every_one_of_many_alike_is_reached_by_key(serve: Callable[..., TensorBo
     assert {int(text.replace(",", "")) for text in warnings} >= set(range(37, 1220))
 
 
+@pytest.mark.tensorboard_page
 def test_events_and_steps_are_saved_as_files_and_charts_as_a_picture(shared: TensorBoard, look: Look, tmp_path: Path):
     panel = look(shared).open("gpt/demo", tensors="findings").drawn()
     for name, rows in (("events CSV", 54), ("steps CSV", 600)):

@@ -20,6 +20,8 @@ from tests.browser import training
 from tests.browser.conftest import Panel, TensorBoard
 from tests.browser.test_access import axe  # noqa: F401
 
+pytestmark = pytest.mark.tensorboard_page
+
 Look = Callable[..., Panel]
 
 FIRST, SECOND, THIRD = (f"gpt/lr1e-3/seed{seed}" for seed in training.SEEDS)

@@ -274,6 +274,7 @@ def test_a_held_baseline_turns_values_into_differences(shared: TensorBoard, look
     expect(key).not_to_contain_text("ratio")
 
 
+@pytest.mark.tensorboard_page
 def test_back_leads_to_the_run_before(shared: TensorBoard, look: Look):
     panel = look(shared).open("demo").drawn()
     panel.frame.get_by_role("option", name="tensors").click()
@@ -283,6 +284,7 @@ def test_back_leads_to_the_run_before(shared: TensorBoard, look: Look):
     expect(panel.frame.locator("h1")).to_have_text("demo")
 
 
+@pytest.mark.tensorboard_page
 def test_panes_fold_away_and_stay_so(shared: TensorBoard, look: Look):
     panel = look(shared).open("demo").drawn()
     before = panel.frame.locator("[data-chart=loss]").bounding_box()

@@ -129,10 +129,10 @@ def ranks(asked: Asked) -> None:
             os.close(number[1])
             port = os.read(number[0], 5).decode()
             os.close(number[0])
-            told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-            told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            told |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-            asked["variables"] |= {name: str(value) for name, value in told.items()}
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+            asked["variables"] |= {name: str(value) for name, value in variables.items()}
             return
         children.append(pid)
     os.close(number[0])
