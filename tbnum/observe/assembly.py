@@ -55,7 +55,7 @@ class Assembly:
     def close_if_complete(self, tracks: Iterable[Track]) -> None:
         """Where each optimizer that is alive has an attempt in it."""
         for track in tracks:
-            if track.name not in self._finished and track.optimizer is not None:
+            if track.name not in self._finished and track._optimizer() is not None:
                 return
         self.close(None)
 
@@ -94,7 +94,7 @@ class Assembly:
     def _settle(self, pending: Pending) -> None:
         self._pending.append(pending)
         if (
-            pending.is_urgent
+            (not pending.is_quiet and pending.is_urgent)
             or len(self._pending) >= ROWS_AT_ONCE
             or time.monotonic() - self._handed_on_at > SECONDS_AT_MOST
         ):

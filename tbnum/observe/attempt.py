@@ -72,6 +72,7 @@ class Measurement:
     nonfinite: list[Number]  # gradients that hold NaN or inf
     divisor: Number = 1.0
     by_clip: bool = False  # the norms are those that torch's clip computed
+    is_usual: bool = False  # on one device, the host, and finite, neither vanishing nor infinite
 
     def tensors(self) -> list[Tensor]:
         norms = [each.norms for each in self.norms]
@@ -80,7 +81,7 @@ class Measurement:
     @property
     def known_nonfinite(self) -> bool:
         """Whether the host knows that a gradient holds NaN or inf."""
-        return any([isinstance(count, float) and count > 0 for count in self.nonfinite])
+        return not self.is_usual and any([isinstance(count, float) and count > 0 for count in self.nonfinite])
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,28 @@ class Attempt:
     @property
     def has_nonfinite_loss(self) -> bool:
         """Whether the host knows of one."""
-        return any([loss.is_finite is False for loss in self.losses])
+        for loss in self.logged or self.backwards:
+            if loss.is_known and not (isinstance(loss.value, Tensor) or math.isfinite(loss.value)):
+                return True
+        return False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the host has all of its values, and none is worth a look. So are most: it calls nothing."""
+        if not (self.before.is_usual and self.outcome is Outcome.STEPPED and type(self.loss_scale) is float):
+            return False
+        if not (self.rows is self.change is self.after is self.parameters_nonfinite is None):
+            return False
+        for loss in (*self.backwards, *self.logged):
+            if type(loss.value) is not float or type(loss.divisor) is not float:
+                return False
+        for found_inf in self.found_inf:
+            if type(found_inf) is not float or found_inf:
+                return False
+        for number in (*self.lr, *self.coefficients):
+            if type(number) is not float:
+                return False
+        return type(self.before.divisor) is float
 
     @property
     def is_worth_a_look(self) -> bool:
@@ -246,6 +268,12 @@ class Update:
     growth_tracker: Number
     was_set: bool
     new_scale: Number = UNKNOWN
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the host knows that the scale has stayed."""
+        known = type(self.growth_tracker) is type(self.old_scale) is type(self.new_scale) is float
+        return known and not self.was_set and bool(self.old_scale == self.new_scale)
 
     def tensors(self) -> list[Tensor]:
         return tensors_in([self.old_scale, self.growth_tracker, self.new_scale])

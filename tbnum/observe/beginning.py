@@ -26,16 +26,13 @@ class Beginning:
     """Of one optimizer."""
 
     def __init__(self) -> None:
+        self.is_over = False
         self._attempts = 0
         self._attempt: Attempt | None = None
         self._means: list[str] = []  # where the backwards of the attempt were called that began with a plain mean
         self._in_float16: bool | None = None
         self._adds_up = self._without_scale = 0  # attempts in a row
         self._rescales = False
-
-    @property
-    def is_over(self) -> bool:
-        return self._attempts >= ATTEMPTS
 
     def arrives(self, attempt: Attempt, roots: Sequence[Any], *, is_scaled: bool, reached_all: bool) -> None:
         """A backward has reached the gradients: some 10 microseconds, and a walk over the graph at the first one."""
@@ -55,6 +52,7 @@ class Beginning:
     def stepped(self, attempt: Attempt, parameters: Sequence[Tensor]) -> list[tuple[str, dict[str, Any]]]:
         """What is sure now: kinds of events, and their data."""
         self._attempts += 1
+        self.is_over = self._attempts >= ATTEMPTS
         has_scale = attempt.scaler is not None or attempt.has_own_scale or self._rescales
         is_autocast = bool(self._in_float16) and all(each.dtype != torch.float16 for each in parameters)
         self._without_scale = self._without_scale + 1 if is_autocast and not has_scale else 0

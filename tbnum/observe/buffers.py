@@ -51,8 +51,12 @@ class BufferWatch(Watcher):
     def begin(self) -> None:
         self.look()
 
-    @harmless
     def step_begins(self, step: int) -> None:
+        if self._look is not None or step % self._interval == 0 or self._skipped() != self._skips:
+            self._look_again(step)
+
+    @harmless
+    def _look_again(self, step: int) -> None:
         self.take(wait=False)
         skips = self._skipped()
         if step % self._interval == 0 or skips != self._skips:

@@ -24,6 +24,7 @@ class Caches:
     """Leaves that are nobody's parameters, and whose gradients a backward wrote: those of the last such backward."""
 
     def __init__(self) -> None:
+        self.has_leaves = False
         self._leaves: list[weakref.ref[Tensor]] = []
 
     def note(self, roots: Sequence[Any]) -> None:
@@ -31,11 +32,10 @@ class Caches:
         leaves = (getattr(node, "variable", None) for node in operations_behind(roots, _LOOKED_AT))
         others = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter))
         self._leaves = [weakref.ref(leaf) for leaf in others if leaf.grad is not None]
+        self.has_leaves = bool(self._leaves)
 
     def are_behind(self, roots: Sequence[Any]) -> bool:
-        """Whether a root is made of the gradient of such a leaf. Costs nothing where there is none."""
-        if not self._leaves:
-            return False
+        """Whether a root is made of the gradient of such a leaf."""
         alive = [leaf for ref in self._leaves if (leaf := ref()) is not None]
         storages = {leaf.grad.untyped_storage().data_ptr() for leaf in alive if leaf.grad is not None}
         return bool(storages) and any(

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tbnum.observe import transfer
 from tbnum.observe.transfer import Number, hold
 
 __all__ = [
+    "WHOLE",
     "Gradients",
     "Marks",
     "carries_scale",
@@ -31,13 +32,16 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def local(tensors: Iterable[Tensor]) -> list[Tensor]:
+def local(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Of a DTensor this rank's part: asking it for a norm would run a collective, which can hang."""
+    if WHOLE.issuperset(map(type, tensors)):
+        return tensors
     return [getattr(each, "_local_tensor", each) for each in tensors]
 
 
 _gradient_of, _version_of = operator.attrgetter("grad"), operator.attrgetter("_version")
-_PLAIN = frozenset({Tensor})
+_PLAIN, _NONE = frozenset({Tensor}), frozenset({type(None)})
+WHOLE = frozenset({Tensor, nn.Parameter})
 
 Marks = tuple[list[int], list[int]]
 """Ids and versions of some gradients."""
@@ -53,16 +57,24 @@ class Gradients(NamedTuple):
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer) -> Gradients:
-        every = [gradient for group in optimizer.param_groups for gradient in map(_gradient_of, group["params"])]
-        if _PLAIN.issuperset(map(type, every)):
-            return Gradients(len(every), range(len(every)), every, _versions(every))
+        every: list[Any] = []
+        for group in optimizer.param_groups:
+            every += map(_gradient_of, group["params"])
+        count, kinds = len(every), set(map(type, every))
+        if kinds <= _PLAIN:  # nearly always, and then without another call
+            try:
+                return Gradients(count, range(count), every, list(map(_version_of, every)))
+            except RuntimeError:  # some were made in inference mode
+                return Gradients(count, range(count), every, _versions(every))
+        if kinds == _NONE:
+            return Gradients(count, (), [], [])
         places = [place for place, gradient in enumerate(every) if gradient is not None]
         there = [gradient for gradient in every if gradient is not None]
-        return Gradients(len(every), places, there, _versions(there))
+        return Gradients(count, places, there, _versions(there))
 
     def marks(self) -> Marks:
         """What shows later whether these are the same and unwritten, and keeps none of them alive."""
-        return self.ids(), self.versions
+        return list(map(id, self.tensors)), self.versions
 
     def ids(self) -> list[int]:
         return list(map(id, self.tensors))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from tbnum.formats import BINS, CHECKSUM
 from tbnum.measure.norms import TensorNorms, combine
@@ -17,6 +18,9 @@ from tbnum.observe.shards import Parts
 from tbnum.observe.transfer import Transfer, tensors_in
 
 __all__ = ["Pending"]
+
+
+_NOTHING_SENT = Transfer(())
 
 
 class Pending:
@@ -40,14 +44,20 @@ class Pending:
         self._named = named or {}
         self._sample_ids = sample_ids
         self._update = update
-        tensors = [] if update is None else update.tensors()
+        self.is_quiet = not (self._named or is_undecided) and (update is None or update.is_quiet)
         for attempt in self.attempts.values():
             attempt.let_go()
+            self.is_quiet = self.is_quiet and attempt.is_quiet
+        self._transfer = _NOTHING_SENT if self.is_quiet else Transfer(self._tensors())
+        self._landed: tuple[StepRecord | None, tuple[float, float] | None] | None = None
+
+    def _tensors(self) -> list[Tensor]:
+        tensors = [] if self._update is None else self._update.tensors()
+        for attempt in self.attempts.values():
             tensors += attempt.tensors()
         for losses in self._named.values():
             tensors += tensors_in(losses)
-        self._transfer = Transfer(tensors)
-        self._landed: tuple[StepRecord | None, tuple[float, float] | None] | None = None
+        return tensors
 
     @property
     def scale_was_set(self) -> bool:

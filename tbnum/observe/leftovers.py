@@ -35,8 +35,13 @@ class Leftovers:
         self._looks: deque[_Look] = deque()
         self._sure: Counter[str] = Counter()
 
-    def stepped(self, gradients: Gradients) -> None:
-        self._used = gradients.norms_of_some() if self._is_suspected else []
+    def stepped(self, gradients: Gradients) -> str | None:
+        """The optimizer has used these. The kind of mistake that this makes sure, once."""
+        if not self._is_suspected:
+            return None
+        mistake = self._were_used()
+        self._used = gradients.norms_of_some()
+        return mistake
 
     def found(self, kind: str, gradients: Gradients) -> None:
         """The gradients of the last step are there, unwritten as far as their versions say. They may go yet."""
@@ -50,8 +55,7 @@ class Leftovers:
         """They were thrown away before a step could use them: another model's backward had passed through."""
         self._candidate = None
 
-    def were_used(self) -> str | None:
-        """A step has used what was found. The kind that this makes sure, once."""
+    def _were_used(self) -> str | None:
         candidate, self._candidate = self._candidate, None
         if candidate is None:
             return None

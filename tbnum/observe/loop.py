@@ -97,17 +97,18 @@ class Loop(Watcher):
     def enters(self) -> None:
         """One of the optimizers steps in this thread: the loop runs here."""
         self._thread = threading.get_ident()
-        self._strangers.pop(self._thread, None)
+        if self._strangers:
+            self._strangers.pop(self._thread, None)
 
-    def is_in_its_thread(self, losses: Iterable[Any]) -> bool:
-        """Loops may run side by side, each in a thread of its own. The loss shows that one goes on in another."""
+    def is_elsewhere(self, losses: Iterable[Any]) -> bool:
+        """Loops may run side by side, each in a thread of its own. The loss shows that this one goes on in another."""
         thread = threading.get_ident()
         if thread != self._thread and self._strangers[thread] < STRANGERS:
             if leads_to(losses, self.parameters()):
                 self._thread = thread
             else:
                 self._strangers[thread] += 1
-        return thread == self._thread
+        return thread != self._thread
 
     def is_inside_a_step(self) -> bool:
         """An optimizer runs a backward of its own, say. Forgets a step that ended in an exception."""
@@ -141,8 +142,11 @@ class Loop(Watcher):
 
     def opened(self, track: Track, signal: Signal) -> Attempt:
         """The attempt that is open after a signal that leaves one open."""
-        attempt = self.signal(track, signal)
+        was_open = track.open
+        attempt = track.signal(signal)
         assert attempt is not None
+        if attempt is not was_open:
+            self.opens(attempt)
         return attempt
 
     def looks(self, track: Track, optimizer: torch.optim.Optimizer) -> Attempt:
@@ -153,7 +157,8 @@ class Loop(Watcher):
 
     def finishes(self, track: Track, attempt: Attempt) -> None:
         track.endings.append(False)
-        self._counts_discarded(track, attempt)
+        if track.discarded or track.discarding:
+            self._counts_discarded(track, attempt)
         track.sides, track.usual_sides = 0, track.sides
         track.unused_backwards, track.never_stepped = 0, False
         for loss in attempt.backwards:
@@ -216,12 +221,6 @@ class Loop(Watcher):
                 self.signal(track, Signal.UPDATE_OF_UNSCALED)
         self._is_updating = False
         self.assembly.close_by(update)
-
-    def count_unused(self, track: Track) -> None:
-        """A backward has reached a track that may never step."""
-        track.unused_backwards += 1
-        if track.unused_backwards >= MANY_UNUSED:
-            self.report_unused(track)
 
     def report_unused(self, track: Track) -> None:
         """Once. Gradients that only add up may still be stepped with."""

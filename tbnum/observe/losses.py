@@ -18,7 +18,7 @@ from tbnum.observe.caches import Caches
 from tbnum.observe.caller import users_line
 from tbnum.observe.given_up import some_versions
 from tbnum.observe.gradients import Gradients, dtypes_behind, leads_to_others, parameters_of
-from tbnum.observe.loop import Loop
+from tbnum.observe.loop import MANY_UNUSED, Loop
 from tbnum.observe.scaled import Scaled, scaled_by
 from tbnum.observe.shards import are_flattened
 from tbnum.observe.track import Signal, Track
@@ -33,7 +33,11 @@ class Running:
 
     def __init__(self, roots: Sequence[Any], gradients: Sequence[Any], loop: Loop) -> None:
         self.roots, self.gradients = roots, gradients
-        self.before = [(track, Gradients.of(optimizer)) for track, optimizer in _alive(loop)]
+        self.before: list[tuple[Track, Gradients]] = []
+        for track in loop.tracks.values():
+            optimizer = track._optimizer()
+            if optimizer is not None:
+                self.before.append((track, Gradients.of(optimizer)))
         self._loop = loop
         self._loss: Loss | None = None
         self.scaled: Scaled | None = None
@@ -87,21 +91,23 @@ class Losses(Part):
     def backward_begins(self, roots: Sequence[Any], gradients: Sequence[Any]) -> Running | None:
         """Before the engine runs. None where it does not matter, else to be given to `backward_ended`."""
         loop = self._loop
-        if capturing() or not loop.is_in_its_thread(roots) or loop.is_inside_a_step():
+        if capturing() or loop.is_elsewhere(roots) or loop.is_inside_a_step():
             return None
         running = Running(roots, gradients, loop)
-        running.is_surrogate = self._caches.are_behind(roots)
+        running.is_surrogate = self._caches.has_leaves and self._caches.are_behind(roots)
         for track, there in running.before:
             if track.open is not None and _are_gone(track, there):
                 self._gone(track)
             elif track.open is not None and track.open.backwards and _are_others(track, there):
                 track.open.loss_is_known = False
-            if track.open is None and there.tensors and there.marks() == track.used:
-                track.leftovers.found("gradients_not_zeroed", there)
-            if track.open is None and there.tensors and _were_set_by_hand(track, there):
-                loop.opened(track, Signal.GRADIENT).loss_is_known = False  # nobody knows of what they are
+            if track.open is None and there.tensors:
+                if there.marks() == track.used:
+                    track.leftovers.found("gradients_not_zeroed", there)
+                if _were_set_by_hand(track, there):
+                    loop.opened(track, Signal.GRADIENT).loss_is_known = False  # nobody knows of what they are
         self._running = running
-        if loop.scaler is not None and any(map(torch.is_autocast_enabled, _devices(roots))):
+        has_scaler = loop._scaler is not None and loop.scaler is not None
+        if has_scaler and any(map(torch.is_autocast_enabled, _devices(roots))):
             loop.report_once("backward_under_autocast", {"where": users_line()})
         return running
 
@@ -122,7 +128,7 @@ class Losses(Part):
             running._loss = Loss(UNKNOWN, is_known=False)
         reached = False
         for track, before in running.before:
-            optimizer = track.optimizer
+            optimizer = track._optimizer()
             if optimizer is None:
                 continue
             now = Gradients.of(optimizer)
@@ -134,9 +140,9 @@ class Losses(Part):
         loop = self._loop
         if reached:
             loop.assembly.batch_ids.backward()
-        if not reached:
-            self._caches.note(running.roots)
-        if not reached and loop.meter.layouts.unreduced_have_changed():
+            return
+        self._caches.note(running.roots)
+        if loop.meter.layouts.unreduced_have_changed():
             for track, optimizer in _alive(loop):
                 self._arrives(track, running, Gradients.of(optimizer))
 
@@ -151,7 +157,9 @@ class Losses(Part):
             attempt.leads_elsewhere = leads_to_others(running.roots, loop.parameters())
             attempt.where = users_line() or ""
         track.last_seen = attempt.arrived[0]
-        loop.count_unused(track)
+        track.unused_backwards += 1
+        if track.unused_backwards >= MANY_UNUSED:
+            loop.report_unused(track)
         scaled = running.scaled
         if not track.beginning.is_over:
             reached_all = now.all_differ_from(next(there for other, there in running.before if other is track))
@@ -237,21 +245,17 @@ def _loss_of(roots: Sequence[Any], gradients: Sequence[Any], scaled: Scaled | No
         if not isinstance(gradients[0], Tensor):
             return Loss(scaled.loss)
         if gradients[0].numel() == 1 and roots[0].numel() == 1:
-            return Loss(_times(scaled.loss, gradients[0]))
+            return Loss(scaled.loss * hold(gradients[0]))
     values: list[Number] = []
     for root, gradient in zip(roots, gradients, strict=True):
         if not isinstance(root, Tensor) or root.numel() != 1 or root.is_complex():
             return Loss(UNKNOWN, is_known=False)
         value = hold(root)
-        values.append(_times(value, gradient) if isinstance(gradient, Tensor) else value)
+        by = hold(gradient) if isinstance(gradient, Tensor) else 1.0
+        values.append(value if type(by) is float and by == 1.0 else value * by)
     if not values:
         return Loss(UNKNOWN, is_known=False)
     return Loss(sum(values[1:], values[0]), 1.0 if scaled is None else scaled.scale)
-
-
-def _times(value: Number, gradient: Tensor) -> Number:
-    by = hold(gradient)
-    return value if isinstance(by, float) and by == 1.0 else value * by
 
 
 def _scale_now(own_scale: Any) -> Number:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Meter:
         taken: Taken | None = None,
     ) -> None:
         """The norms of the gradients as they are now, before clipping; forgets an earlier measurement."""
-        interval_is_over = self._is_due(self._tensor_interval)
+        interval_is_over = self._steps.next_step % self._tensor_interval == 0
         attempt.parameters, attempt.places, attempt.seen = gradients.parameters, gradients.places, gradients
         attempt.layout = self.layouts.of(track.name, optimizer, gradients, look_again=interval_is_over)
         attempt.before = measured(gradients.tensors, divisor, taken)
@@ -100,7 +100,7 @@ class Meter:
 
     def keep_parameters(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
         """At an interval: a copy of them, before the step."""
-        if self._is_due(self._tensor_interval):
+        if self._steps.next_step % self._tensor_interval == 0:
             attempt.snapshot = copies_of(local(parameters_of(optimizer)))
 
     def measure_update(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
@@ -127,12 +127,12 @@ def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = Non
     if len(norms) == 1 and norms[0].norms.is_cpu:
         total = math.hypot(*norms[0].norms.tolist())
         if VANISHING <= total < math.inf:  # nearly always, and then no norm is NaN
-            return Measurement(norms, [total], [0.0], divisor, by_torch is not None)
+            return Measurement(norms, [total], [0.0], divisor, by_torch is not None, is_usual=True)
     return _measured_with_care(local(gradients), norms, divisor, by_torch is not None)
 
 
 def _measured_with_care(
-    gradients: list[Tensor], norms: list[TensorNorms], divisor: Number, by_clip: bool
+    gradients: Sequence[Tensor], norms: list[TensorNorms], divisor: Number, by_clip: bool
 ) -> Measurement:
     """What is on a device, vanishes in float32, or may not be finite."""
     values = [each.norms.tolist() if each.norms.is_cpu else None for each in norms]
@@ -179,8 +179,8 @@ def moments_of(optimizer: torch.optim.Optimizer) -> dict[str, list[Tensor | None
 
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[Number]:
-    rates = [group.get("lr", UNKNOWN) for group in optimizer.param_groups]
-    return [rate if type(rate) is float else _as_number(rate) for rate in rates]
+    groups = optimizer.param_groups
+    return [rate if type(rate := group.get("lr", UNKNOWN)) is float else _as_number(rate) for group in groups]
 
 
 def _as_number(value: Any) -> Number:

@@ -31,27 +31,24 @@ class Moments:
     """
 
     def __init__(self) -> None:
-        self._parameter: Any = None  # id of the one that is looked at
+        self._parameter = 0  # id of the one that is looked at
         self._marks: list[_Mark] = []  # of what the last step left
         self._looks: deque[_Look] = deque()
         self._habit = 0
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """What the step has left."""
-        parameter, kept = _first(optimizer.state)
-        self._parameter, self._marks = id(parameter), _marks(kept)
+        self._parameter, self._marks = _first(optimizer.state)
 
     def lost(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Before a step: the names of moments that the step before has left, and that are gone or zero now.
 
         Where a device has them they are known some steps later.
         """
-        if self._marks:
-            parameter, kept = _first(optimizer.state)
-            if id(parameter) != self._parameter or _marks(kept) != self._marks:
-                gone = self._look(optimizer)
-                if gone:
-                    return gone
+        if self._marks and _first(optimizer.state) != (self._parameter, self._marks):
+            gone = self._look(optimizer)
+            if gone:
+                return gone
         return self._arrived() if self._looks else []
 
     def _look(self, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -83,13 +80,13 @@ class Moments:
         return found
 
 
-def _first(state: Any) -> tuple[Any, Mapping[str, Any]]:
-    """The first parameter that has a state, and its state."""
+def _first(state: Any) -> tuple[int, list[_Mark]]:
+    """The id of the first parameter that has a state, and the marks of that."""
     if isinstance(state, Mapping):
         for parameter, kept in state.items():
             if kept and isinstance(kept, Mapping):
-                return parameter, kept
-    return None, {}
+                return id(parameter), _marks(kept)
+    return 0, []
 
 
 def _marks(kept: Mapping[str, Any]) -> list[_Mark]:

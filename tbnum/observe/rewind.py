@@ -31,7 +31,7 @@ class Moment:
 
         No host sync. Leaves out the generators of Python and numpy, which take ten times as long.
         """
-        states = {"cpu": torch.get_rng_state()}
+        states = {"cpu": torch.default_generator.get_state()}
         for device in devices:
             if device.type in ("cuda", "xpu"):
                 states[str(device)] = getattr(torch, device.type).get_rng_state(device)

@@ -19,7 +19,7 @@ import numpy as np
 import torch.distributed
 from torch import Tensor, nn
 
-from tbnum.observe.gradients import Gradients, local, parameters_of
+from tbnum.observe.gradients import WHOLE, Gradients, local, parameters_of
 
 __all__ = ["Layout", "Layouts", "are_flattened"]
 
@@ -103,7 +103,7 @@ class Layouts:
         parameters = parameters_of(optimizer)
         if name not in self._has_flat:
             self._has_flat[name] = any(map(_is_flat, parameters))
-        if not self._has_flat[name] and _WHOLE.issuperset(map(type, itertools.chain(parameters, gradients.tensors))):
+        if not self._has_flat[name] and WHOLE.issuperset(map(type, itertools.chain(parameters, gradients.tensors))):
             return None  # nearly always; their types show it quicker than a look at each
         if not any(map(_is_sharded, itertools.chain(parameters, gradients.tensors))):
             return None
@@ -161,9 +161,6 @@ def _held_back(module: nn.Module) -> Iterator[Tensor]:
         whole = getattr(parameter, "_unsharded_param", None)  # there from the first forward on
         gradients = (parameter.unsharded_accumulated_grad, None if whole is None else whole.grad)
         yield from (each for each in gradients if each is not None)
-
-
-_WHOLE = frozenset({Tensor, nn.Parameter})
 
 
 def _is_sharded(tensor: Tensor) -> bool:

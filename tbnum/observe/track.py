@@ -108,6 +108,14 @@ def moves(phase: Phase, waiting: bool, signal: Signal) -> _Moves:
     return (Move.FINISH_WAITING, *TABLE[phase][signal]) if signal in CLOSES_WAITING else TABLE[phase][signal]
 
 
+_MOVES = {
+    (phase, waiting, signal): moves(phase, waiting, signal)
+    for phase in Phase
+    for waiting in (False, True)
+    for signal in Signal
+}
+
+
 REMEMBERED = 16  # endings of attempts
 OFTEN = 16  # attempts in which a loop shows what it does with its gradients
 
@@ -158,7 +166,7 @@ class Track:
     def signal(self, signal: Signal) -> Attempt | None:
         """Do what the table says; gives the attempt that the signal is about, where there is one."""
         about = self.open
-        for move in moves(self.phase, self.waiting is not None, signal):
+        for move in _MOVES[self.phase, self.waiting is not None, signal]:
             about = self._move(move) or about
         return about
 

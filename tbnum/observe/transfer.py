@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -93,9 +93,12 @@ class Transfer:
         return [self.array(tensor) for tensor in self._sent]
 
 
-def capturing() -> bool:
-    """Under CUDA-graph capture nothing may be measured: the kernels would run again at every replay of the graph."""
+def _capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+capturing: Callable[[], bool] = _capturing if torch.backends.cuda.is_built() else bool
+"""Under CUDA-graph capture nothing may be measured: the kernels would run again at every replay of the graph."""
 
 
 def on_host(tensor: Tensor) -> bool:

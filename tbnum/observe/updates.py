@@ -55,7 +55,7 @@ class Updates(Part):
         if is_new and gradients.tensors and gradients.marks() == track.used:
             track.leftovers.found("step_without_backward", gradients)
         self._uses(track, attempt, optimizer, gradients)
-        if attempt.before.known_nonfinite or attempt.has_nonfinite_loss:
+        if attempt.has_nonfinite_loss or attempt.before.known_nonfinite:
             attempt.parameters_nonfinite = any_nonfinite(parameters_of(optimizer))  # before this step spoils them
 
     @harmless
@@ -69,19 +69,18 @@ class Updates(Part):
             track.forget()
             return
         gradients = Gradients.of(optimizer)
+        used = gradients.marks()
         if track.may_evaluate:  # all of its evaluations were the first: the optimizer leaves gradients as they are
             self._uses(track, attempt, optimizer, gradients)
         else:
-            ids, versions = attempt.used
-            attempt.after_is_lost = ids == gradients.ids() and versions != gradients.versions
+            attempt.after_is_lost = attempt.used != used and attempt.used[0] == used[0]
         track.is_stepping = track.may_evaluate = False
         if attempt.snapshot:
             loop.meter.measure_update(attempt, optimizer)
-        track.used = gradients.marks()
-        mistake = track.leftovers.were_used()
+        track.used = used
+        mistake = track.leftovers.stepped(gradients)
         if mistake is not None:
             loop.report_once(mistake, {"where": users_line()}, track)
-        track.leftovers.stepped(gradients)
         track.moments.stepped(optimizer)
         if not track.beginning.is_over:
             for kind, data in track.beginning.stepped(attempt, parameters_of(optimizer)):
