@@ -208,7 +208,7 @@ class Monitor(OfThisProcess):
             optimizers,
             scaler,
             self._scale,
-            on_step=self._recorder.on_step,
+            on_steps=self._recorder.on_steps,
             on_drained=self._recorder.on_drained,
             on_observation=self._recorder.on_observation,
             on_first_step=functools.partial(_first_step, weakref.ref(self)),

@@ -54,8 +54,8 @@ from tbnum.observe.sentinels import Sentinels
 
 __all__ = ["Recorder"]
 
-_Drawn = tuple[tuple[str, ...], Row, int]
-"""Columns, a step's values, and how many steps were skipped until its end."""
+_Drawn = tuple[tuple[str, ...], list[Row], int]
+"""Columns, the values of some steps, and how many steps were skipped until the end of each of them."""
 
 MAX_NAMES_IN_META = 1000
 MAX_SAMPLES_NAMED = 64  # of a step, in its event
@@ -112,7 +112,6 @@ class Recorder:
         self._explainer = LiveExplainer(meta)
         other = None if rank else writing_now(folder, rank)  # a listing of the folder, by one rank of perhaps thousands
         self._log = self.ranks.open_log(self._rows.columns, meta, max_tensor_bytes, flush_seconds)
-        self._rows.on_columns = self._log.set_columns
         if other is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
             warn(
                 f"process {other} is recording with tbnum into {str(folder)!r} just now. The record will show this "
@@ -154,28 +153,54 @@ class Recorder:
         """In the thread of the log, while the loop is busy elsewhere: a step of which there is nothing to report."""
         with self._lock:
             record = self._shown(record)
-            self._write_row(record)
+            self._write_rows([record])
             for name, one in record.optimizers.items():
                 self._write_tensors(record, name, one)
 
-    def on_step(self, record: StepRecord) -> None:
+    def on_steps(self, records: Sequence[StepRecord]) -> None:
+        """In their order: one, or several of which there is nothing to report."""
         with self._lock:
-            self._take_step(self._shown(record))
+            shown = [self._shown(record) for record in records]
+            if self._repeats is None and all(record.is_quiet for record in shown):
+                self._take_quiet(shown)
+            else:
+                for record in shown:
+                    self._take_step(record)
 
     def _shown(self, record: StepRecord) -> StepRecord:
         return record if self.accumulation is None else with_mean_loss(record, self.accumulation())
 
-    def _write_row(self, record: StepRecord) -> None:
-        row = self._rows.row(record, self._ids.step(record.step, record.sample_ids))
-        columns = self._rows.columns
-        if self._is_first_row:
-            self._is_first_row = False
-            self.ranks.first_row(record, self._log)
-        if record.skipped:
-            self.skipped_steps += 1
-        self._log.append_step(row)
-        self._to_draw.append((columns, row, self.skipped_steps))
-        self._explainer.step(columns, row)
+    def _write_rows(self, records: Sequence[StepRecord]) -> None:
+        """Of one step, or of several that were not skipped."""
+        columns, rows = self._rows.columns, list[Row]()
+        for record in records:
+            row = self._rows.row(record, self._ids.step(record.step, record.sample_ids))
+            if self._rows.columns is not columns:
+                self._hand_on(columns, rows)
+                columns, rows = self._rows.columns, []
+                self._log.set_columns(columns)
+            if self._is_first_row:
+                self._is_first_row = False
+                self.ranks.first_row(record, self._log)
+            if record.skipped:
+                self.skipped_steps += 1
+            rows.append(row)
+        self._hand_on(columns, rows)
+
+    def _hand_on(self, columns: tuple[str, ...], rows: list[Row]) -> None:
+        self._log.append_steps(rows)
+        self._to_draw.append((columns, rows, self.skipped_steps))
+        self._explainer.steps(columns, rows)
+
+    def _take_quiet(self, records: Sequence[StepRecord]) -> None:
+        self._write_rows(records)
+        self.write_activations()
+        for record in records:
+            for name, one in record.optimizers.items():
+                if one.grad_norms is not None:
+                    self._flight.append((record.step, name, one.grad_norms))
+        if any(record.step % STEPS_A_LOOK == 0 for record in records):
+            self._report_spikes()
 
     def on_drained(self) -> None:
         """No more steps come for now: the dashboards get those that have come, together."""
@@ -187,7 +212,7 @@ class Recorder:
     def _take_step(self, record: StepRecord) -> None:
         if self._repeats is not None:
             self._say_repeat(record)
-        self._write_row(record)
+        self._write_rows([record])
         self.write_activations()
         observed = {} if self._sentinels is None else {each.step: each for each in self._sentinels.reports()}
         for name, one in record.optimizers.items():
@@ -329,6 +354,7 @@ class Recorder:
         }
         self._log.update_meta(layouts=self._layouts)
         self._rows.shard(name)
+        self._log.set_columns(self._rows.columns)
 
     def _label(self, optimizer: str) -> str | None:
         return optimizer if self._rows.has_several else None
@@ -430,8 +456,9 @@ _UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip
 
 
 def _draw_steps(dashboards: Dashboards, steps: Sequence[_Drawn]) -> None:
-    for columns, row, skipped_total in steps:
-        dashboards.step(columns, row, skipped_total)
+    for columns, rows, skipped_total in steps:
+        for row in rows:
+            dashboards.step(columns, row, skipped_total)
 
 
 def _draw_each(dashboards: Dashboards, table: HistogramTable, wall_time: float, tags: list[str]) -> None:

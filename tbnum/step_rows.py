@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tbnum.log.schema import step_columns
@@ -20,12 +20,10 @@ _ABSENT, _NO_SHARES = OptimizerRecord(), Shares()
 class StepRows:
     """Makes rows, whose columns grow where a step brings something new.
 
-    `groups`: how many parameter groups each optimizer has. `on_columns` is called with the names of all columns
-    before the first row that has them.
+    `groups`: how many parameter groups each optimizer has.
     """
 
     def __init__(self, groups: Mapping[str, int]) -> None:
-        self.on_columns: Callable[[tuple[str, ...]], None] = _nobody
         self._groups = dict(groups)
         self._losses: tuple[str, ...] = ()  # names of losses that the loop reports
         self._sharded: set[str] = set()
@@ -36,12 +34,12 @@ class StepRows:
     def shard(self, optimizer: str) -> None:
         """Rows have the optimizer's shares of norms from now on."""
         self._sharded.add(optimizer)
-        self._lay_out()
+        self.columns = self._laid_out()
 
     def row(self, record: StepRecord, batch_hash: int) -> Row:
         """The values of a step in the order of `columns`, which may be others than before. About 8 us."""
         if self._has_new_columns(record):
-            self._lay_out()
+            self.columns = self._laid_out()
         optimizers, has_several = record.optimizers, self.has_several
         values: list[float | bool] = [
             record.step,
@@ -86,17 +84,9 @@ class StepRows:
             self._has_ids = is_new = True
         return is_new
 
-    def _lay_out(self) -> None:
-        self.columns = self._laid_out()
-        self.on_columns(self.columns)
-
     def _laid_out(self) -> tuple[str, ...]:
         has: dict[str, Any] = {"own_losses": True, "batches": self._has_ids, "hashed": True}
         return step_columns(self._groups, self._sharded, terms=self._losses, **has)
-
-
-def _nobody(_: tuple[str, ...]) -> None:
-    pass
 
 
 def _hash_of(record: StepRecord) -> int:

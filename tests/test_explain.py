@@ -227,7 +227,7 @@ def test_after_steps_with_nonfinite_gradients_the_parameters_are_to_blame_until_
     live = LiveExplainer(run.meta)
     reported = []
     for row in loop.rows:
-        live.step(NAMES, row)
+        live.steps(NAMES, [row])
         reported += [live.event(event).cause for event in loop.events if event.step == row[0]]
     assert [cause for cause in reported if cause] == [event.cause for event in events if event.cause]
 
@@ -240,7 +240,7 @@ def test_the_recent_median_is_the_same_live_and_read():
     run = loop.run()
     live = LiveExplainer(run.meta)
     for row in loop.rows:
-        live.step(NAMES, row)
+        live.steps(NAMES, [row])
     (read,) = skips(explain_run(run))
     reported = live.event(loop.events[0])
     assert reported.data["evidence"]["recent_loss"] == read.data["evidence"]["recent_loss"]
@@ -415,11 +415,11 @@ def test_live_and_read_agree_on_everything_but_hindsight(name: str, rows_first: 
         by_step.setdefault(event.step, []).append(event)
     for row in loop.rows:
         if rows_first:
-            live.step(NAMES, row)
+            live.steps(NAMES, [row])
         for event in by_step.get(row[0], []):
             reported += [live.event(event), *live.derived()]
         if not rows_first:
-            live.step(NAMES, row)
+            live.steps(NAMES, [row])
     read = explain_run(run)
     assert len(read) > 40
     opinion: Callable[[Event], tuple] = lambda event: (event.step, event.kind, event.severity, event.cause)  # noqa: E731

@@ -114,7 +114,7 @@ def test_live_the_same_function_finds_them_as_the_steps_come():
     names = tuple(steps)
     live, found = LiveExplainer({"first_step": 0}), []
     for row in range(1000):
-        live.step(names, tuple(steps[name][row] for name in names))
+        live.steps(names, [tuple(steps[name][row] for name in names)])
         if row % 64 == 63:
             found += live.drained()
     found += live.drained()

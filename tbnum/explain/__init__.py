@@ -109,21 +109,22 @@ class LiveExplainer:
         self._derived: list[Event] = []
         self._spikes = LiveSpikes()
 
-    def step(self, columns: Sequence[str], row: Sequence[Any]) -> None:
-        """Takes a step that closed; before or after the events of the same step."""
+    def steps(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Takes steps that closed, in order; before or after the events of the last of them."""
         if columns is not self._columns:
             self._columns = columns
             at = {name: index for index, name in enumerate(columns)}
             self._at = (at["step"], at.get("loss", -1), at.get("skipped", -1))
-        self._spikes.step(columns, row)
+        self._spikes.steps(columns, rows)
         step, loss, skipped = self._at
-        self._past.step(
-            int(row[step]),
-            as_float(row[loss]) if loss >= 0 else float("nan"),
-            bool(row[skipped]) if skipped >= 0 else False,
-            columns,
-            row,
-        )
+        for row in rows:
+            self._past.step(
+                int(row[step]),
+                as_float(row[loss]) if loss >= 0 else math.nan,
+                bool(row[skipped]) if skipped >= 0 else False,
+                columns,
+                row,
+            )
 
     def event(self, event: Event) -> Event:
         """`event` with severity, cause, message and remedy. O(1)."""

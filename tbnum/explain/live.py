@@ -28,13 +28,13 @@ class LiveSpikes:
         self._fresh: list[Sequence[Any]] = []  # rows since
         self._decided = -1  # steps up to this one were judged
 
-    def step(self, columns: Sequence[str], row: Sequence[Any]) -> None:
+    def steps(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         if columns is not self._columns:
             self._columns = columns
             self._places = [at for at, name in enumerate(columns) if StepColumn.parse(name).name in USED]
             self._values = np.empty((0, len(self._places)))
             self._fresh.clear()
-        self._fresh.append(row)
+        self._fresh += rows
         if len(self._fresh) >= KEPT:  # nobody asks
             self._take_in()
 

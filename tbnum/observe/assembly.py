@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tbnum.observe.attempt import Attempt, Named, Update
 from tbnum.observe.given_up import decided_by_values
@@ -31,12 +31,12 @@ class Assembly:
 
     def __init__(
         self,
-        on_step: Callable[[StepRecord], None],
+        on_steps: Callable[[Sequence[StepRecord]], None],
         on_drained: Callable[[], None],
         on_observation: Callable[[Observation], None],
         on_close: Callable[[int], None],
     ) -> None:
-        self._on_step, self._on_drained = on_step, on_drained
+        self._on_steps, self._on_drained = on_steps, on_drained
         self._on_observation, self._on_close = on_observation, on_close
         self.next_step = 0
         self.batch_ids = BatchIds()
@@ -44,6 +44,7 @@ class Assembly:
         self._finished: dict[str, Attempt] = {}
         self._named: Named = {}
         self._pending: deque[Pending] = deque()
+        self._quiet: list[StepRecord] = []  # taken, and not handed on yet
         self._handed_on_at = time.monotonic()
 
     def add(self, name: str, attempt: Attempt) -> None:
@@ -106,9 +107,12 @@ class Assembly:
             self._handed_on_at = time.monotonic()
             try:
                 while self._pending and (wait or len(self._pending) > MAX_UNDER_WAY or self._pending[0].ready()):
-                    self._hand_on(self._pending.popleft())
+                    self._take(self._pending.popleft())
             finally:
-                self._on_drained()
+                try:
+                    self._hand_on_quiet()
+                finally:
+                    self._on_drained()
 
     def drain_quiet(self, on_step: Callable[[StepRecord], None]) -> None:
         """In another thread, where the loop has not come by for a while: hand on what is there and makes no event.
@@ -128,8 +132,18 @@ class Assembly:
             self._on_drained()
             self.lock.release()
 
-    def _hand_on(self, pending: Pending) -> None:
+    def _hand_on_quiet(self) -> None:
+        records, self._quiet = self._quiet, []
+        if records:
+            self._on_steps(records)
+
+    def _take(self, pending: Pending) -> None:
+        """One that is quiet waits for others; any other is handed on by itself, after those."""
         record, scales = pending.land()
+        if record is not None and record.is_quiet:
+            self._quiet.append(record)
+            return
+        self._hand_on_quiet()
         if record is not None and pending.is_undecided:
             (name,) = pending.attempts
             if not decided_by_values(pending.attempts[name], record, record.optimizers[name]):
@@ -138,7 +152,7 @@ class Assembly:
             for later in self._pending:
                 later.step += 1
         if record is not None:
-            self._on_step(record)
+            self._on_steps([record])
         if scales is None:
             return
         old, new = scales

@@ -219,7 +219,9 @@ class Attempt:
         """Whether the host has all of its values, and none is worth a look. So are most: it calls nothing."""
         if not (self.before.is_usual and self.outcome is Outcome.STEPPED and type(self.loss_scale) is float):
             return False
-        if not (self.rows is self.change is self.after is self.parameters_nonfinite is None):
+        if not (self.rows is self.change is self.after is self.parameters_nonfinite is self.layout is None):
+            return False
+        if self.uncertain or self.before_is_lost or self.after_is_lost:
             return False
         for loss in (*self.backwards, *self.logged):
             if type(loss.value) is not float or type(loss.divisor) is not float:

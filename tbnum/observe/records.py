@@ -70,6 +70,7 @@ class StepRecord:
     named_losses: dict[str, float] = field(default_factory=dict)
     optimizers: dict[str, OptimizerRecord] = field(default_factory=dict)
     sample_ids: np.ndarray | None = None  # (N,) int64, where they are known
+    is_quiet: bool = False  # the host knew at once that there is nothing to report
 
     @property
     def skipped(self) -> bool:

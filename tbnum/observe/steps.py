@@ -7,7 +7,7 @@ outcome, and `Assembly` makes steps of those that count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,7 +39,7 @@ class StepObserver:
         scaler: torch.amp.GradScaler | None,
         own_scale: Callable[[], Any] | None,
         *,
-        on_step: Callable[[StepRecord], None],
+        on_steps: Callable[[Sequence[StepRecord]], None],
         on_drained: Callable[[], None],
         on_observation: Callable[[Observation], None],
         on_first_step: Callable[[], None],
@@ -53,7 +53,7 @@ class StepObserver:
         layouts: Layouts,
         batch_ids: BatchIds,
     ) -> None:
-        assembly = Assembly(on_step, on_drained, on_observation, on_close)
+        assembly = Assembly(on_steps, on_drained, on_observation, on_close)
         self._assembly = assembly
         assembly.batch_ids = batch_ids
         meter = Meter(
