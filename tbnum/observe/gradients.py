@@ -28,7 +28,10 @@ __all__ = [
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All of them, group by group."""
+    """All of them, group by group; not to be written to."""
+    if len(optimizer.param_groups) == 1:
+        own: list[Tensor] = optimizer.param_groups[0]["params"]
+        return own
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -15,7 +15,7 @@ import torch
 
 from tbnum.observe.attempt import Attempt, Loss, Outcome
 from tbnum.observe.beginning import Beginning
-from tbnum.observe.gradients import Marks
+from tbnum.observe.gradients import Gradients, Marks
 from tbnum.observe.leftovers import Leftovers
 from tbnum.observe.moments import Moments
 
@@ -143,6 +143,7 @@ class Track:
         self.is_stepping = False  # inside optimizer.step()
         self.may_evaluate = False  # a closure is being evaluated for the first time
         self.in_step_of: torch.amp.GradScaler | None = None  # inside its scaler.step()
+        self.gets: Gradients | None = None  # the gradients that a step which is under way began with
         self.used: Marks = ([], [])  # of the gradients that it last stepped with
         self.leftovers = Leftovers()
         self.moments = Moments()
@@ -178,6 +179,7 @@ class Track:
         """What is open ended in an exception."""
         self.open, self.phase = None, Phase.NONE
         self.is_stepping = self.may_evaluate = False
+        self.gets = None
 
     def _move(self, move: Move) -> Attempt | None:
         attempt = self.open

@@ -55,6 +55,7 @@ class Updates(Part):
         if is_new and gradients.tensors and gradients.marks() == track.used:
             track.leftovers.found("step_without_backward", gradients)
         self._uses(track, attempt, optimizer, gradients)
+        track.gets = gradients
         if attempt.has_nonfinite_loss or attempt.before.known_nonfinite:
             attempt.parameters_nonfinite = any_nonfinite(parameters_of(optimizer))  # before this step spoils them
 
@@ -68,7 +69,8 @@ class Updates(Part):
         if attempt is None:
             track.forget()
             return
-        gradients = Gradients.of(optimizer)
+        gradients = Gradients.of(optimizer) if track.gets is None else track.gets.again()
+        track.gets = None
         used = gradients.marks()
         if track.may_evaluate:  # all of its evaluations were the first: the optimizer leaves gradients as they are
             self._uses(track, attempt, optimizer, gradients)
