@@ -19,7 +19,7 @@ import tbnum
 from tbnum.cli import main as command
 from tbnum.explain import explain_run, findings
 from tbnum.explain.ranks import guilty_words
-from tbnum.log import reader
+from tbnum.log import run_ranks
 from tbnum.log.ranks import match_sessions, plan_of, ranks_text
 from tbnum.log.reader import Run
 from tbnum.log.schema import Event, step_columns
@@ -509,7 +509,7 @@ def test_ranks_that_do_not_fit_into_memory_tell_the_same(
 ) -> None:
     kept = Run(four[scenario].folder)
     expected = [kept.steps, explain_run(kept), findings(kept), kept.problems]
-    monkeypatch.setattr(reader, "RANKS_BYTES", 0)
+    monkeypatch.setattr(run_ranks, "RANKS_BYTES", 0)
     again = Run(four[scenario].folder)
     for name, values in expected[0].items():
         np.testing.assert_array_equal(again.steps[name], values, err_msg=name)
@@ -523,7 +523,7 @@ def test_ranks_that_do_not_fit_into_memory_tell_the_same(
 def test_files_of_ranks_that_do_not_fit_are_read_once_a_question_and_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "RANKS_BYTES", 0)
+    monkeypatch.setattr(run_ranks, "RANKS_BYTES", 0)
     logs = []
     for rank in range(4):
         meta = {**META, "world_size": 4, "start_time": START}

@@ -14,8 +14,8 @@ from tbnum.log.folder import first_meta, last_trailer
 from tbnum.log.growing import GrowingColumns
 from tbnum.log.names import parse_name
 from tbnum.log.ranks import aligned, match_sessions, same_tensors
-from tbnum.log.run_ranks import Taken
 from tbnum.log.session_file import SessionFile
+from tbnum.log.sessions import Sessions
 
 __all__ = ["RankGaps"]
 
@@ -25,8 +25,10 @@ _OF_LOSS = frozenset({"step", "loss", "micro_batches"})
 class RankGaps:
     """Reads of the other ranks' files the heads and ends, some 0.2 ms a file, and of few all that is in them."""
 
-    def __init__(self, folder: Place) -> None:
+    def __init__(self, folder: Place, own: Sessions) -> None:
+        """`own`: the lowest rank's sessions."""
         self._folder = folder
+        self._own = own
         self._read: dict[tuple[str, bool], SessionFile] = {}
         self._metas: dict[str, dict[str, Any]] = {}  # as the head of each file has it
 
@@ -34,9 +36,7 @@ class RankGaps:
         """Reads what was appended to the files that were needed. True where anything was."""
         return any([file.refresh() for file in self._read.values()])
 
-    def losses(
-        self, own: Sequence[Taken], others: Mapping[int, Sequence[str]], steps: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
+    def losses(self, others: Mapping[int, Sequence[str]], steps: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Columns of the loss in place of those in `steps`, at the steps of sessions whose lowest rank has none.
 
         It is the lowest rank's that has one, where the ranks hold different tensors: replicas each have their own.
@@ -46,7 +46,7 @@ class RankGaps:
         if step is None or loss is None or not len(step) or not others or not np.isnan(loss).any():
             return found
         end = 0
-        for taken, names in zip(own, self._matching([taken.file for taken in own], others), strict=True):
+        for taken, names in zip(self._own.taken, self._matching(self._own.chosen, others), strict=True):
             rows = slice(end, end + taken.rows)
             end = rows.stop
             if not taken.rows or not np.isnan(loss[rows]).all():
@@ -64,13 +64,16 @@ class RankGaps:
             values.setflags(write=False)
         return found
 
-    def tail(self, last: SessionFile, others: Mapping[int, Sequence[str]]) -> GrowingColumns | None:
+    def tail(self, others: Mapping[int, Sequence[str]]) -> GrowingColumns | None:
         """The steps after the last one of the lowest rank's newest session, where it ended and another went on.
 
         They are those of the rank that took most, the lowest of such.
         """
+        if not self._own.chosen or not others:
+            return None
+        last = self._own.chosen[-1]
         ended, after = last.meta.get("ended"), last.steps.last_step()
-        if ended != "closed" or after is None or not others:
+        if ended != "closed" or after is None:
             return None
         (names,) = self._matching([last], others)
         ends = {name: last_trailer(self._folder / name).last_step for name in names}

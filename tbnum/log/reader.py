@@ -9,26 +9,23 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tbnum.log.checksums import Checksums
-from tbnum.log.concurrent import concurrent_writers
 from tbnum.log.files import RemotePath, place
 from tbnum.log.folder import Totals, last_trailer, list_files, order, pick, session_metas, sum_totals, writing_now
-from tbnum.log.joined import JoinedSteps
 from tbnum.log.named import Columns
 from tbnum.log.rank_gaps import RankGaps
 from tbnum.log.ranks import SHARD, Ranks
-from tbnum.log.run_ranks import RANKS_BYTES, OtherRanks, Taken
+from tbnum.log.run_ranks import OtherRanks
 from tbnum.log.run_tables import RunTables, parameters_of_ranks
 from tbnum.log.schema import Event
-from tbnum.log.session_file import ExactTotals, SessionFile, batch_of, dropped_of, events_of
-from tbnum.log.superseded import cuts
-from tbnum.log.tensors_file import Session
+from tbnum.log.session_file import ExactTotals
+from tbnum.log.sessions import Sessions
 from tbnum.log.tensors_ranks import RankHistograms, RankTensors
 from tbnum.log.tensors_reader import Histograms, Tensors, TensorSeries
 
@@ -70,26 +67,12 @@ class Run:
         self._loaded = False
         self._version = 0
         self._trouble: list[str] = []  # with the folder as a whole
-        self._files: list[SessionFile] = []  # of the lowest rank, oldest first
-        self._joined = JoinedSteps()
-        self._taken: list[Taken] = []  # how much of each chosen file counts
-        self._others = OtherRanks(self.folder, combine=combine_ranks)
-        self._gaps = RankGaps(self.folder)
+        self._sessions = Sessions(session)  # of the lowest rank
+        self._others = OtherRanks(self.folder, self._sessions, combine=combine_ranks)
+        self._gaps = RankGaps(self.folder, self._sessions)
         self._tables = RunTables()
-        self._events: list[Event] = []
         self._exact = ExactTotals()
-        self._forget()
-
-    def _forget(self) -> None:
-        """What follows from the files is worked out again when it is asked for."""
-        self._views: dict[str, np.ndarray] | None = None
-        self._concurrent: list[Mapping[str, Any]] | None = None
-        self._ranks: Ranks | None = None
-        self._explained: list[Event] | None = None
-        self._findings: list[Any] | None = None
-        self._tensors: Tensors | None = None
-        self._histograms: Histograms | None = None
-        self._others.forget()
+        self._derived: dict[str, Any] = {}  # what follows from the files, until they change
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, folder={str(self.folder)!r})"
@@ -101,13 +84,8 @@ class Run:
         The KeyError of a column that there is not lists those that there are.
         """
         with self._loading():
-            if self._views is None:
-                self._views = self._own_columns()
-                self._views |= self._gaps.losses(self._taken, self._others.names, self._views)
-                if self._is_spread():
-                    self._views.update(self._all_ranks().combined())
-            columns = Columns(self._views)
-            if not self._joined.steps.count:
+            columns = Columns(self._once("steps", self._all_columns))
+            if not self._sessions.steps.count:
                 columns.why_empty = f". {self._trouble[0] if self._trouble else f'{self.folder} holds no step so far'}."
             return columns
 
@@ -115,21 +93,20 @@ class Run:
     def ranks(self) -> Ranks | None:
         """What each of several processes recorded; None where there is one. The first use reads all of their files."""
         with self._loading():
-            return self._all_ranks() if self._others.names or self._world_size() > 1 else None
+            return self._all_ranks() if self._others.are_there else None
 
     @property
     def raw_events(self) -> list[Event]:
         """The facts of every event, in order of step; none are sampled out."""
         with self._loading():
-            return list(self._events)
+            return list(self._sessions.events)
 
     @property
     def events(self) -> list[Event]:
         """The events, explained where the run was read with an explainer. Explained once for each change of the run."""
         with self._loading():
-            if self._explained is None:
-                self._explained = list(self._explain(self)) if self._explain is not None else list(self._events)
-            return list(self._explained)
+            explain = self._explain
+            return list(self.raw_events if explain is None else self._once("events", lambda: list(explain(self))))
 
     @property
     def findings(self) -> list[Any]:
@@ -138,9 +115,8 @@ class Run:
         Worked out once for each change of the run; half a second for a million steps.
         """
         with self._loading():
-            if self._findings is None:
-                self._findings = list(self._find(self, self.events)) if self._find is not None else []
-            return list(self._findings)
+            find = self._find
+            return list([] if find is None else self._once("findings", lambda: list(find(self, self.events))))
 
     @property
     def tensors(self) -> Tensors:
@@ -150,14 +126,8 @@ class Run:
         values are read when a column is asked for.
         """
         with self._loading():
-            if self._tensors is None:
-                elements = _elements(self.meta.get("parameters"))
-                if self._is_spread():
-                    ranks = self._all_ranks()
-                    self._tensors = RankTensors(ranks, self._tables_of_ranks(), elements)
-                else:
-                    self._tensors = Tensors(self._tables.sessions(self._chosen()), elements)
-            return self._tensors
+            found: Tensors = self._once("tensors", self._all_tensors)
+            return found
 
     @property
     def checksums(self) -> Checksums:
@@ -167,7 +137,7 @@ class Run:
         its state calls them; where tensors are sharded, of the lowest rank's parts.
         """
         with self._loading():
-            return Checksums(Tensors(self._tables.sessions(self._chosen()), {}))
+            return Checksums(Tensors(self._tables.sessions(self._sessions.chosen), {}))
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -178,13 +148,8 @@ class Run:
     def histograms(self) -> Histograms:
         """Exponent histograms by their source: `histograms["gradient"].at(step)`. As `tensors`, read when asked for."""
         with self._loading():
-            if self._histograms is None:
-                if self._is_spread():
-                    ranks = self._all_ranks()
-                    self._histograms = RankHistograms(ranks, self._tables_of_ranks())
-                else:
-                    self._histograms = Histograms(self._tables.sessions(self._chosen()))
-            return self._histograms
+            found: Histograms = self._once("histograms", self._all_histograms)
+            return found
 
     def batch(self, step: int) -> np.ndarray | None:
         """The ids (N,) int64 of the samples that a step was made of, in the order in which they were used.
@@ -192,10 +157,7 @@ class Run:
         None where they are not known: nobody followed or logged them, or they were not kept. Reads one record, 0.2 ms.
         """
         with self._loading():
-            rows = self._joined.steps.views().get("step", np.empty(0, np.int64))
-            row = int(np.searchsorted(rows, step))
-            is_there = row < len(rows) and rows[row] == step
-            return batch_of(self._chosen(), step) if is_there else None
+            return self._sessions.batch(step)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -207,28 +169,19 @@ class Run:
         - "ranks": file names of the other ranks, by rank; `steps` are the lowest rank's, with what `ranks` combined.
         """
         with self._loading():
-            chosen = self._chosen()
-            if self._concurrent is None:
-                self._concurrent = concurrent_writers([file.trajectory() for file in chosen])
-            return {
-                **(chosen[-1].described() if chosen else {}),
-                "sessions": [file.described() for file in self._files],
-                "dropped": dropped_of(chosen),
-                "concurrent_writers": self._concurrent,
-                "ranks": dict(self._others.names),
-            }
+            concurrent = self._once("concurrent_writers", self._sessions.concurrent)
+            return {**self._sessions.described(), "concurrent_writers": concurrent, "ranks": dict(self._others.names)}
 
     @property
     def problems(self) -> list[str]:
         """What could not be read, in words; of tables of tensors, once they were asked for."""
         with self._loading():
-            files = self._chosen()
-            if self._is_spread():
+            files, of_ranks = self._sessions.chosen, []
+            if self._others.is_spread:
                 files = [*files, *(file for files in self._others.files.values() for file in files)]
-            problems = self._trouble + [problem for file in files for problem in file.problems()]
-            if self._is_spread():
-                problems += self._all_ranks().problems()
-            return problems + self._tables.problems(files)
+                of_ranks = self._all_ranks().problems()
+            of_files = [problem for file in files for problem in file.problems()]
+            return [*self._trouble, *of_files, *of_ranks, *self._tables.problems(files)]
 
     @property
     def version(self) -> int:
@@ -258,23 +211,22 @@ class Run:
             first_time = not self._loaded
             self._loaded = True
             changed = self._find_files()
-            for file in self._files:
-                changed = file.refresh() or changed
+            changed = self._sessions.read() or changed
             if self._others.files:
-                changed = self._others.read(self._is_spread(), RANKS_BYTES) or changed
+                changed = self._others.read() or changed
             changed = self._gaps.refresh() or changed
             changed = self._tables.refresh() or changed
-            self._files.sort(key=lambda file: order(file.path, file.start))
             if changed:
-                self._combine()
+                self._sessions.join(self._gaps.tail(self._others.names))
                 self._version += 1
-                self._forget()
-            return bool(self._files) if first_time else changed
+                self._derived.clear()
+                self._others.forget()
+            return bool(self._sessions.files) if first_time else changed
 
     @property
     def steps_read(self) -> int:
         """How many steps were read so far. Waits for nobody, so it shows how far a `refresh` in another thread is."""
-        return sum(file.steps.count for file in self._files)
+        return sum(file.steps.count for file in self._sessions.files)
 
     @property
     def bytes_of_ranks(self) -> int:
@@ -296,61 +248,49 @@ class Run:
                     )
         return self._lock
 
-    def _chosen(self) -> list[SessionFile]:
-        return pick(self._files, self._session)
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, worked out once for each change of the run."""
+        if name not in self._derived:
+            self._derived[name] = make()
+        return self._derived[name]
 
     def _find_files(self) -> bool:
-        known = {file.path: file for file in self._files}
         paths, others, trouble = list_files(self.folder, self._only)
-        changed = known.keys() != set(paths) or trouble != self._trouble
-        self._files = [known.get(path) or SessionFile(path) for path in paths]
+        changed = trouble != self._trouble
         self._trouble = trouble
+        changed = self._sessions.found(paths) or changed
         return self._others.found(others) or changed
-
-    def _combine(self) -> None:
-        """Puts the sessions together: of each, what no later one supersedes."""
-        files = self._chosen()
-        starts = cuts([file.start for file in files])
-        self._taken = [Taken(file, file.steps.before(cut)) for file, cut in zip(files, starts, strict=True)]
-        counted = {taken.file.path: taken.rows for taken in self._taken}
-        parts = [(file.steps, counted.get(file.path, 0)) for file in self._files]
-        tail = self._gaps.tail(files[-1], self._others.names) if files else None
-        if tail is not None:
-            parts.append((tail, tail.count))
-            self._taken[-1] = self._taken[-1]._replace(rows=self._taken[-1].rows + tail.count)
-        self._joined.take(parts)
-        self._events = events_of(files, starts)
 
     def _own_columns(self) -> dict[str, np.ndarray]:
         """As the lowest rank has them."""
-        return {name: values for name, values in self._joined.steps.views().items() if not name.endswith(SHARD)}
+        return {name: values for name, values in self._sessions.steps.views().items() if not name.endswith(SHARD)}
 
-    # -- several ranks
-
-    def _world_size(self) -> int:
-        size = self._chosen()[-1].meta.get("world_size") if self._chosen() else None
-        return size if isinstance(size, int) else 1
-
-    def _is_spread(self) -> bool:
-        return self._others.is_spread(self._chosen(), self._world_size())
+    def _all_columns(self) -> dict[str, np.ndarray]:
+        columns = self._own_columns()
+        columns |= self._gaps.losses(self._others.names, columns)
+        return columns | self._all_ranks().combined() if self._others.is_spread else columns
 
     def _all_ranks(self) -> Ranks:
-        if self._ranks is None:
-            if self._others.files.keys() != self._others.names.keys():
-                self._others.read(self._is_spread(), RANKS_BYTES)
-            self._ranks = self._others.beside(self._own_columns(), self._files, self._taken, self._world_size())
-            self._ranks.checksums = self._checksums_of_ranks
-        return self._ranks
+        ranks: Ranks = self._once("ranks", lambda: self._others.beside(self._own_columns()))
+        ranks.checksums = self._checksums_of_ranks
+        return ranks
 
     def _checksums_of_ranks(self) -> Iterator[tuple[int, TensorSeries]]:
         with self._lock:
-            matches = self._others.matches(self._files)
-            own = [(file, matches[file.path]) for file in self._chosen()]
-        return parameters_of_ranks(self._tables, own)
+            sessions = self._others.sessions()
+        return parameters_of_ranks(self._tables, sessions)
 
-    def _tables_of_ranks(self) -> list[dict[int, Session]]:
-        matches = self._others.matches(self._files)
-        return self._tables.sessions_of_ranks([(file, matches[file.path]) for file in self._chosen()])
+    def _all_tensors(self) -> Tensors:
+        elements = _elements(self.meta.get("parameters"))
+        if not self._others.is_spread:
+            return Tensors(self._tables.sessions(self._sessions.chosen), elements)
+        ranks = self._all_ranks()
+        return RankTensors(ranks, self._tables.sessions_of_ranks(self._others.sessions()), elements)
+
+    def _all_histograms(self) -> Histograms:
+        if not self._others.is_spread:
+            return Histograms(self._tables.sessions(self._sessions.chosen))
+        return RankHistograms(self._all_ranks(), self._tables.sessions_of_ranks(self._others.sessions()))
 
 
 Find = Callable[[Run, Sequence[Event]], Sequence[Any]]

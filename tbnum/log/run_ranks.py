@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,28 +14,23 @@ from tbnum.log.folder import first_meta, order
 from tbnum.log.names import parse_name
 from tbnum.log.ranks import COMBINED, WATCHED, RankRecord, Ranks, RanksSession, match_sessions, same_tensors
 from tbnum.log.session_file import SessionFile
+from tbnum.log.sessions import Sessions
 
-__all__ = ["RANKS_BYTES", "OtherRanks", "Taken"]
+__all__ = ["RANKS_BYTES", "OtherRanks"]
 
 RANKS_BYTES = 64 << 20
 """Columns of all other ranks together that stay in memory. Of those beyond, the files are read again when asked for."""
 
 
-class Taken(NamedTuple):
-    """How many rows of a session's file count."""
-
-    file: SessionFile
-    rows: int
-
-
 class OtherRanks:
     """The files of all ranks but the lowest, by rank. Opened when first asked for."""
 
-    def __init__(self, folder: Place, *, combine: bool) -> None:
-        """With `combine` False the run's columns are the lowest rank's alone."""
+    def __init__(self, folder: Place, own: Sessions, *, combine: bool) -> None:
+        """`own`: the lowest rank's sessions. With `combine` False the run's columns are the lowest rank's alone."""
         self.names: dict[int, list[str]] = {}
         self.files: dict[int, list[SessionFile]] = {}  # of each, oldest first
         self._folder = folder
+        self._own = own
         self._combine = combine
         self._kept: frozenset[str] | None = None  # the columns of theirs that are in memory
         self._metas: dict[str, dict[str, Any]] = {}  # by file, as its head has it
@@ -55,14 +50,21 @@ class OtherRanks:
     def nbytes(self) -> int:
         return sum(file.steps.nbytes for files in self.files.values() for file in files)
 
-    def is_spread(self, own: Sequence[SessionFile], world_size: int) -> bool:
+    @property
+    def are_there(self) -> bool:
+        """Whether there is one, or was to be."""
+        return bool(self.names) or self._own.world_size > 1
+
+    @property
+    def is_spread(self) -> bool:
         """Whether they have a part of what the run's columns hold. From the heads of their files, once each."""
         if self._is_spread is None:
-            self._is_spread = self._find_spread(own, world_size)
+            self._is_spread = self._find_spread()
         return self._is_spread
 
-    def _find_spread(self, own: Sequence[SessionFile], world_size: int) -> bool:
-        if not self._combine or not own or (not self.names and world_size == 1):
+    def _find_spread(self) -> bool:
+        own = self._own.chosen
+        if not self._combine or not own or not self.are_there:
             return False
         if any(file.meta.get("layouts") for file in own):
             return True
@@ -76,10 +78,11 @@ class OtherRanks:
                 return True
         return False
 
-    def read(self, is_spread: bool, budget: int) -> bool:
-        """Reads what they appended, and keeps at most `budget` bytes of columns, and one rank's. True at any change."""
+    def read(self) -> bool:
+        """Reads what they appended, and keeps at most `RANKS_BYTES` of columns, and one rank's. True at any change."""
         changed = False
-        kept = COMBINED if is_spread else WATCHED
+        budget = RANKS_BYTES
+        kept = COMBINED if self.is_spread else WATCHED
         if kept is not self._kept:
             self.files, self._kept = {}, kept
         for rank, names in self.names.items():
@@ -96,8 +99,15 @@ class OtherRanks:
             self.files[rank] = sorted(files, key=lambda file: order(file.path, file.start))
         return changed
 
-    def matches(self, own: Sequence[SessionFile]) -> dict[Place, dict[int, SessionFile]]:
-        """By each session of the lowest rank: every rank's file of that session."""
+    def sessions(self) -> list[tuple[SessionFile, dict[int, SessionFile]]]:
+        """Each chosen session of the lowest rank, and every rank's file of it. Reads the files where nobody did."""
+        matches = self._matches()
+        return [(file, matches[file.path]) for file in self._own.chosen]
+
+    def _matches(self) -> dict[Place, dict[int, SessionFile]]:
+        if self.files.keys() != self.names.keys():
+            self.read()
+        own = self._own.files
         starts = [file.start_time for file in own]
         found: dict[Place, dict[int, SessionFile]] = {
             file.path: {parse_name(file.path.name).rank: file} for file in own
@@ -108,19 +118,17 @@ class OtherRanks:
                     found[mine.path][rank] = files[at]
         return found
 
-    def beside(
-        self, steps: Mapping[str, np.ndarray], own: Sequence[SessionFile], takes: Sequence[Taken], world_size: int
-    ) -> Ranks:
-        """The run as all ranks have it; `takes` says which rows of its `steps` are whose."""
-        matches = self.matches(own)
+    def beside(self, steps: Mapping[str, np.ndarray]) -> Ranks:
+        """The run as all ranks have it; `steps` are its columns."""
+        matches = self._matches()
         read_again = _ReadAgain()
         sessions = []
         first_row = 0
-        for taken in takes:
+        for taken in self._own.taken:
             by_rank = {rank: _record_of(file, read_again) for rank, file in matches[taken.file.path].items()}
             sessions.append(RanksSession(first_row, first_row + taken.rows, by_rank))
             first_row += taken.rows
-        return Ranks(steps, sessions, world_size)
+        return Ranks(steps, sessions, self._own.world_size)
 
 
 def _record_of(file: SessionFile, read_again: _ReadAgain) -> RankRecord:

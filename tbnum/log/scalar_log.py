@@ -178,7 +178,7 @@ class ScalarRun(Run):
             if changed or first_time:
                 self._table = read_table(self._chosen_files(), self._mapping)
                 self._version += 1
-                self._explained = self._findings = None
+                self._derived.clear()
             return bool(self._event_files) if first_time else changed
 
     # -- inside
