@@ -98,8 +98,8 @@ def wrap(
         tensor_interval: steps between measurements that need more than the gradients (`param_norm`, `update_norm`).
         histogram_interval: steps between histograms of each tensor; that of all of them comes with `tensor_interval`.
             None turns an interval off.
-        checksums: False to take none. They are taken with `tensor_interval` of the bits of gradients, parameters and
-            the optimizer's moments, and show `tbnum diff` up to where two runs are the same.
+        checksums: False to take none. They are taken with `tensor_interval`, and where a gradient is not finite, of the
+            bits of gradients, parameters and the optimizer's moments: `tbnum diff` finds where two runs part by them.
         activations: True to measure the outputs of every module, and the gradients with respect to them, with
             `tensor_interval`; or names of modules, with `*` and `?` as in file names. Needs `model`.
         scalar_interval: steps between scalars for TensorBoard's own dashboards; None writes nothing there. The record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,6 +147,33 @@ def test_checksums_are_of_the_gradients_before_clipping_and_of_what_the_step_lef
         at = names.index("block.weight")
         reported = np.array(seen["gradient" if what == "gradient" else "before"], np.int64).view(np.uint64)[shift:]
         assert values[: len(reported), at].tolist() == reported.tolist() and steps.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_where_a_gradient_is_not_finite_there_are_checksums_of_what_the_step_left(scaled: bool, tmp_path: Path) -> None:
+    """Of failures in a row the first has them; with the default interval no step but 0 and the last would."""
+    left: dict[int, list[int]] = {}
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
+    with tbnum.wrap(optimizer, scaler if scaled else None, model=model, logdir=tmp_path, verbose=False):
+        for step in range(20):
+            scaler.scale(model(torch.randn(4, 4)).square().mean()).backward()
+            if step in (7, 8, 15):
+                model[0].weight.grad[0, 0] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            left[step] = checksums(list(model.parameters())).numpy().view(np.uint64).tolist()
+    run = tbnum.read(tmp_path)["."]
+    failed = [0, 7, 15, 19] if scaled else [0, 7, 19]  # without a scaler step 7 leaves NaN, and each after it fails
+    for what in ("parameter", "exp_avg", "exp_avg_sq"):
+        steps, names, values = run.checksums[what]
+        known = (values != 0).all(axis=1)
+        assert steps[known].tolist() == failed and names == tuple(name for name, _ in model.named_parameters())
+    steps, _, values = run.checksums["parameter"]
+    assert [values[steps.tolist().index(step)].tolist() for step in failed] == [left[step] for step in failed]
 
 
 def test_checksums_can_be_switched_off(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -132,14 +133,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Change:
-    """Norms and histograms of the parameters and of their change in a step, checksums of what the step left."""
+    """Norms and histograms of the parameters and of their change in a step."""
 
     norms: dict[str, list[TensorNorms]]
     histograms: dict[str, Histograms]
-    checksums: dict[str, Tensor]  # (P,) int64 each, of the parameters and of the optimizer's moments
 
     def tensors(self) -> list[Tensor]:
-        norms = [each.norms for norms in self.norms.values() for each in norms] + list(self.checksums.values())
+        norms = [each.norms for norms in self.norms.values() for each in norms]
         return norms + [tensor for histograms in self.histograms.values() for tensor in histograms.tensors()]
 
 
@@ -177,6 +177,7 @@ class Attempt:
     used: Marks = ([], [])  # of what the optimizer was to get
     after_is_lost = False  # somebody wrote to it after tbnum's look: a hook of the user's, say
     change: Change | None = None
+    left: Mapping[str, Tensor] = MappingProxyType({})  # (P,) int64 each: checksums of what the step left
     seen: Gradients | None = None  # the gradients when they were last looked at
     looked_at: tuple[int, ...] | None = None  # versions of some parameters when somebody looked at gradients
 
@@ -253,6 +254,7 @@ class Attempt:
         for part in (self.before, self.after, self.rows, self.change, *self.backwards, *self.logged):
             if part is not None:
                 found += part.tensors()
+        found += self.left.values()
         nonfinite = () if self.parameters_nonfinite is None else (self.parameters_nonfinite,)
         return found + tensors_in([*self.coefficients, *self.found_inf, *self.lr, *nonfinite, self.loss_scale])
 

@@ -252,6 +252,8 @@ def _landed(one: Attempt, host: Transfer) -> OptimizerRecord:
         shares.grad_norm = 0.0  # every parameter that has a gradient lies on other ranks
         if one.change is not None:
             _take_change(record, one, one.change, host)
+    for what, sums in one.left.items():
+        record.columns[CHECKSUM + what] = host.array(sums).view(np.uint64)
     if not record.skipped:  # else nothing of this batch reached the optimizer
         _take_clipping(record, one, host)
     return record
@@ -310,8 +312,6 @@ def _take_change(record: OptimizerRecord, one: Attempt, change: Change, host: Tr
     else:
         record.shares.param_norm = _share(record.columns["param_norm"], one.layout.parameters, all_places)
         record.shares.update_norm = _share(record.columns["update_norm"], one.layout.parameters, all_places)
-    for what, sums in change.checksums.items():
-        record.columns[CHECKSUM + what] = host.array(sums).view(np.uint64)
     for source, histograms in change.histograms.items():
         _take_histograms(record, source, one.parameters, all_places, histograms, host)
 

@@ -41,6 +41,7 @@ class Meter:
     ) -> None:
         self._steps = steps
         self._takes_checksums = checksums
+        self._failed: dict[str, int] = {}  # by optimizer, the last step that did
         self.layouts = layouts
         self._verify_interval = verify_interval
         self._tensor_interval = tensor_interval
@@ -117,7 +118,20 @@ class Meter:
             for source, tensors in (("parameter", after), ("update", changes)):
                 copies = [tensors[place] for place in attempt.layout.parameters.copies]
                 histograms[source] = histograms[source].without(copies)
-        attempt.change = Change(norms, histograms, checksums_left(optimizer) if self._takes_checksums else {})
+        attempt.change = Change(norms, histograms)
+
+    def sum_what_is_left(self, track: Track, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
+        """Checksums of the parameters and moments after the step, at an interval and where it failed.
+
+        Of failures in a row the first alone: they change nothing, or leave NaN. One pass over all of them.
+        """
+        if not self._takes_checksums or attempt.left:
+            return
+        step, is_due = self._steps.next_step, self._is_due(self._tensor_interval)
+        if is_due or self._failed.get(track.name) != step - 1:
+            attempt.left = checksums_left(optimizer)
+        if not is_due:
+            self._failed[track.name] = step
 
 
 def measured(gradients: list[Tensor], divisor: Number, taken: Taken | None = None) -> Measurement:

@@ -135,6 +135,7 @@ class Scalers(Part):
             if attempt.rows is None:
                 loop.meter.look_closely(attempt, gradients, attempt.before.divisor)
         attempt.parameters_nonfinite = any_nonfinite(parameters_of(optimizer))
+        loop.meter.sum_what_is_left(track, attempt, optimizer)
 
     @harmless
     def update_begins(self, scaler: torch.amp.GradScaler, new_scale: float | Tensor | None) -> Update | None:

@@ -79,6 +79,8 @@ class Updates(Part):
         track.is_stepping = track.may_evaluate = False
         if attempt.snapshot:
             loop.meter.measure_update(attempt, optimizer)
+        if attempt.rows is not None or attempt.change is not None:
+            loop.meter.sum_what_is_left(track, attempt, optimizer)
         track.used = used
         mistake = track.leftovers.stepped(gradients)
         if mistake is not None:
