@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensorboard_plugin_tbnum import decimate
+from tensorboard_plugin_tbnum.coarse import Coarse
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,24 @@ def test_every_bucket_is_exactly_what_brute_force_finds(kind):
         for mask in (None, measured):
             found = decimate.reduce(values, buckets, mask)
             np.testing.assert_array_equal(as_table(found), brute_force(steps, values, buckets, mask))
+
+
+@pytest.mark.parametrize("kind", range(5))
+def test_a_view_of_many_steps_is_reduced_from_small_buckets_as_from_the_column_itself(kind):
+    random = np.random.default_rng(kind)
+    for _ in range(20):
+        size = int(random.integers(2000, 9000))
+        steps = int(random.integers(0, 1000)) + np.cumsum(random.integers(1, random.choice([2, 90]), size=size))
+        values = random_column(random, size, kind)
+        columns = {"step": steps, "loss": values, "micro_batches": np.where(random.random(size) < 0.5, 1, np.nan)}
+        measured, coarse = decimate.measured("loss", columns), Coarse()
+        for _ in range(5):
+            lo, hi = sorted(int(at) for at in random.integers(0, size + 1, size=2))
+            buckets = decimate.make_buckets(steps, lo, hi, int(random.integers(1, 20)))
+            found = coarse.reduce("loss", values, columns, buckets)
+            expected = decimate.reduce(values, buckets, measured)
+            np.testing.assert_array_equal(as_table(found), as_table(expected))
+            np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("nonfinite", [False, True])

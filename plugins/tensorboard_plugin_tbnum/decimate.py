@@ -20,6 +20,7 @@ __all__ = [
     "Reduced",
     "as_float32",
     "bucket_power",
+    "buckets_of",
     "interval",
     "make_buckets",
     "measured",
@@ -94,8 +95,12 @@ def make_buckets(steps: np.ndarray, lo: int, hi: int, limit: int) -> Buckets:
         raise ValueError(f"limit={limit} must be at least 1")
     if hi - lo <= limit:
         return Buckets(1, np.arange(lo, hi + 1, dtype=np.int64))
+    return buckets_of(steps, lo, hi, bucket_power(int(steps[lo]), int(steps[hi - 1]), limit))
+
+
+def buckets_of(steps: np.ndarray, lo: int, hi: int, power: int) -> Buckets:
+    """Buckets that span 2 ** `power` steps, whole at both ends. `lo` < `hi`."""
     first, last = int(steps[lo]), int(steps[hi - 1])
-    power = bucket_power(first, last, limit)
     starts = np.arange(first >> power, (last >> power) + 1, dtype=np.int64) << power
     within = ((last >> power) << power) + (1 << power) - 1  # the last one's last step: what follows may be no int64
     edges = np.append(np.searchsorted(steps, starts), np.searchsorted(steps, within, side="right"))

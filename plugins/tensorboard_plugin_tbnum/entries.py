@@ -13,6 +13,7 @@ from tbnum.log.files import Place
 from tbnum.log.reader import Run, Totals
 from tbnum.log.scalar_log import Peek, ScalarRun
 from tensorboard_plugin_tbnum.cells import CellCache
+from tensorboard_plugin_tbnum.coarse import Coarse
 from tensorboard_plugin_tbnum.snapshots import Explained, Row
 
 __all__ = ["Entry", "newest", "optimizers_of"]
@@ -38,7 +39,8 @@ class Entry:
         self.explaining = threading.Lock()  # of the next one; whoever holds it may wait for `lock`, never the other way
         self.explained: Explained | None = None
         self.derived: dict[str, np.ndarray] = {}
-        self.derived_of = ""  # which version of the run
+        self.coarse = Coarse()
+        self.derived_of = ""  # which version of the run both are of
         self.cells = CellCache()
         self.serial = ""
         self.checked = float("-inf")

@@ -124,7 +124,7 @@ def series_impl(
         if cut.size == 1:
             arrays.setdefault(name, on_wire(column[lo:hi]))
             continue
-        reduced = decimate.reduce(column, cut, decimate.measured(name, snapshot.steps))
+        reduced = snapshot.coarse.reduce(name, column, snapshot.steps, cut)
         arrays[f"{name}/min"] = on_wire(reduced.min)
         arrays[f"{name}/max"] = on_wire(reduced.max)
         arrays[f"{name}/mean"] = decimate.as_float32(reduced.mean)

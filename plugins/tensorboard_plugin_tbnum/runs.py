@@ -27,6 +27,7 @@ from tbnum.log.logdir import find_runs
 from tbnum.log.reader import Run, session_metas
 from tbnum.log.scalar_log import Peek, missing_tag
 from tensorboard_plugin_tbnum.cells import CellCache
+from tensorboard_plugin_tbnum.coarse import Coarse
 from tensorboard_plugin_tbnum.entries import Entry, newest, optimizers_of
 from tensorboard_plugin_tbnum.explaining import Explain, Explainer, Find
 from tensorboard_plugin_tbnum.snapshots import Listing, Recorded, Row, Snapshot
@@ -173,9 +174,10 @@ class RunTable:
             entry.bytes = sum(values.nbytes for values in steps.values()) + EVENT_BYTES * len(raw_events)
             entry.bytes += run.bytes_of_ranks
             if entry.derived_of != version:
-                entry.derived, entry.derived_of = {}, version
-            entry.bytes += entry.cells.nbytes + sum(values.nbytes for values in list(entry.derived.values()))
-            derived = entry.derived
+                entry.derived, entry.coarse, entry.derived_of = {}, Coarse(), version
+            entry.bytes += entry.cells.nbytes + entry.coarse.nbytes
+            entry.bytes += sum(values.nbytes for values in list(entry.derived.values()))
+            derived, coarse = entry.derived, entry.coarse
             if entry.peek is not None:
                 entry.counted = run.totals
                 entry.bytes += POINT_BYTES * sum(values.size for values in steps.values())
@@ -201,6 +203,7 @@ class RunTable:
             of_ranks,
             of_bits,
             derived,
+            coarse,
         )
 
     def quickly(self) -> AbstractContextManager[None]:
@@ -358,7 +361,7 @@ class RunTable:
             try:
                 total -= entry.bytes
                 entry.opened, entry.explained, entry.bytes = None, None, 0
-                entry.cells, entry.derived = CellCache(), {}
+                entry.cells, entry.derived, entry.coarse = CellCache(), {}, Coarse()
             finally:
                 entry.lock.release()
 

@@ -15,6 +15,7 @@ from tbnum.log.reader import Run, Totals
 from tbnum.log.schema import Event
 from tbnum.log.tensors_reader import Histograms, Tensors
 from tensorboard_plugin_tbnum.cells import CellCache
+from tensorboard_plugin_tbnum.coarse import Coarse
 
 __all__ = ["Explained", "Listing", "Recorded", "Row", "Snapshot"]
 
@@ -82,6 +83,8 @@ class Snapshot:
     """Of the bits of tensors, by what they are of. Empty unless asked for."""
     derived: dict[str, np.ndarray] = field(default_factory=dict)
     """Columns that were worked out from `steps`, for the next question."""
+    coarse: Coarse = field(default_factory=Coarse)
+    """Columns in small buckets, for the next view of many steps."""
 
     @property
     def name(self) -> str:

@@ -36,7 +36,7 @@ export function chooseRun(store: PanelStore, run: string) {
 
 /** To another run. */
 function leaveFor(store: PanelStore, place: Place) {
-  store.set({ ...stateOf(place), following: false, yRanges: new Map(), tensors: NO_TENSORS, loaded: null,
+  store.set({ ...stateOf(place), following: false, yRanges: new Map(), tensors: NO_TENSORS, loaded: null, detail: null,
     message: waitingState(`Loading ${runTitle(place.run ?? "")} …`) });
   reload(store);
 }

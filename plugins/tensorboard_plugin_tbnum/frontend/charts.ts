@@ -31,7 +31,7 @@ import type { Drawing, Geometry, Model } from "./model.ts";
 import type { Overlay } from "./overlay.ts";
 import type { Pane } from "./pane.ts";
 import type { Plot } from "./plot.ts";
-import type { PanelStore } from "./state.ts";
+import type { PanelStore, State } from "./state.ts";
 import type { ChartSpec, Scale } from "./views.ts";
 import type { XAxis } from "./xaxis.ts";
 
@@ -72,7 +72,7 @@ export class Charts {
     this.#arrange();
     store.watch(["views", "opened", "tensors"], () => this.#fit());
     store.watch(["pin"], () => this.recolor());
-    store.watch([...DRAWN], () => this.show());
+    store.watch([...DRAWN], (keys) => this.show(keys));
     store.watch(["cursor"], () => {
       if (store.state.cursor !== this.cursorStep) this.setCursor(store.state.cursor);
     });
@@ -154,8 +154,12 @@ export class Charts {
     return { model: this.shown, xAxis: this.xAxis, range: this.xRange(), colors: this.colors.known };
   }
 
-  /** Draws what the state says. Costs about a millisecond for each thousand points. */
-  show() {
+  /**
+   * Draws what the state says. Costs about a millisecond for each thousand points. @param changed where the smoothing
+   * alone has, the charts that are not smoothed stay as they are
+   */
+  show(changed: ReadonlySet<keyof State> = new Set()) {
+    const smoothingAlone = changed.has("smoothing") && [...changed].every((key) => key === "smoothing" || key === "own");
     const { state } = this.store;
     if (!state.loaded) return;
     const model = (this.model = modelOf(state, state.loaded, this.symlog));
@@ -182,6 +186,7 @@ export class Charts {
         this.store.state.views.heights)); // after what stands above the plots has its height
     const [min, max] = this.xRange();
     this.panes.forEach((pane, index) => {
+      if (smoothingAlone && !fresh[index] && pane.plot) return;
       pane.plot ??= makePlot(this, pane, sizes[index], index === this.panes.length - 1);
       const { plot } = pane;
       plot.axes[0].label = index < this.panes.length - 1 ? undefined : xLabel(model.axis, model.pauses.length);
@@ -194,15 +199,17 @@ export class Charts {
         plot.setScale("x", { min, max });
       });
     });
+    if (smoothingAlone) this.#drawMarks(); // they stand on the loss
     this.overlay?.ask();
   }
 
   /** Computes what a chart draws, where that has changed, and says it in words. @returns whether it has */
   #prepare(pane: Pane): boolean {
-    const { prefix, smoothing } = this.shown;
+    const { prefix } = this.shown;
     const series = this.seriesOf(pane.spec);
     const scale = this.scaleOf(pane.spec);
     const smoothed = this.store.state.views.smooth.has(pane.spec.id);
+    const smoothing = smoothed || pane.spec.lines.some((line) => line.smooth) ? this.shown.smoothing : 0;
     const relative = this.overlay?.relativeFor(pane.spec) ?? null;
     const made = [series, scale, prefix, smoothing, this.xAxis, smoothed, relative];
     const changed = made.some((part, at) => part !== pane.made[at]);
@@ -326,7 +333,10 @@ export class Charts {
   drawn(plot: Plot, pane: Pane) {
     this.drawAbove(plot, pane);
     sayReach(this, pane);
-    if (pane !== this.panes[this.panes.length - 1] || this.panes.some(({ plot: other }) => !other)) return;
+    if (pane === this.panes[this.panes.length - 1] && this.panes.every(({ plot: other }) => other)) this.#drawMarks();
+  }
+
+  #drawMarks() {
     const { plot: first } = this.panes[0];
     const [loss] = this.every;
     if (first) this.marks.draw(this.#drawing, areaOf(first), { ...loss, scale: this.scaleOf(loss.spec) });

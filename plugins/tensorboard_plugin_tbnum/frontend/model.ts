@@ -67,7 +67,7 @@ export type Geometry = {
 };
 
 /** What the charts draw again for. */
-export const DRAWN = ["loaded", "zoom", "axis", "smoothing", "optimizer", "hidden", "event", "pin", "tensors", "views",
+export const DRAWN = ["loaded", "detail", "zoom", "axis", "smoothing", "optimizer", "hidden", "event", "pin", "tensors", "views",
   "over", "grouped", "filter", "filterAside", "beside", "opened", "yRanges", "baseline", "against"] as const;
 
 /** @param symlog ids of views whose axis goes below 0 */

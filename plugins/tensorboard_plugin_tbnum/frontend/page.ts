@@ -124,7 +124,7 @@ export class Page {
     store.watch(["smoothing"], () => this.#showSmoothing());
     store.watch(["views"], () => this.#showViews());
     store.watch(["dock", "tensors"], () => this.#showDock());
-    store.watch(["pin", "zoom", "axis", "following", "loaded"], () => this.#showTools());
+    store.watch(["pin", "zoom", "axis", "following", "loaded", "detail"], () => this.#showTools());
     store.watch(["run", "table", "loaded", "connected", "now"], () => this.showStatus());
     store.watch(["loaded"], () => this.#showProblems(state.loaded?.info.problems ?? []));
     store.watch(["warning"], () => this.#warn(state.warning));

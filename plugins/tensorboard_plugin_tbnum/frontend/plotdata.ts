@@ -45,7 +45,16 @@ const LEAST_ALIKE = 4; // so many distances of one size are how a loop logs, not
  * Points of a run's steps after which steps are missing, as where a log was damaged: no line leads over them. @param
  * irregular whether its loop logs at will: what is usual has several sizes then
  */
-export function missingAfter({ step, stepLast, length, bucketSteps }: SeriesLike, irregular = false): Set<number> {
+export function missingAfter(series: SeriesLike, irregular = false): Set<number> {
+  const found = irregular ? missingAtWill : missing;
+  const known = found.get(series) ?? findMissing(series, irregular);
+  found.set(series, known);
+  return known;
+}
+
+const [missing, missingAtWill] = [new WeakMap<SeriesLike, Set<number>>(), new WeakMap<SeriesLike, Set<number>>()];
+
+function findMissing({ step, stepLast, length, bucketSteps }: SeriesLike, irregular: boolean): Set<number> {
   const distance = (at: number) => step[at + 1] - stepLast[at];
   const distances = Float64Array.from({ length: Math.max(0, length - 1) }, (_, at) => distance(at)).sort();
   const most = Math.max(LEAST_MISSING * distances[distances.length >> 1], bucketSteps);

@@ -23,8 +23,6 @@ export type Loaded = {
   info: RunInfo;
   /** of all steps */
   overview: Series;
-  /** of the interval in view and a margin around it */
-  detail: Series | null;
   /** null until they are there */
   eventsAnswer: EventsAnswer | null;
   nonfiniteAnswer: NonfiniteAnswer | null;
@@ -77,13 +75,13 @@ export class RunData {
     events.catch(() => {}); // heard below, if not before
     const changed = !old || old.overview !== overview || old.nonfiniteAnswer !== nonfinite || old.info !== info;
     if (changed) {
-      const { eventsAnswer = null, detail = null } = state.loaded?.run === run ? state.loaded : {};
+      const { eventsAnswer = null } = state.loaded?.run === run ? state.loaded : {};
       const lanes = old && old.nonfiniteAnswer === nonfinite ? old.lanes
         : buildLanes(eventsAnswer?.events ?? [], nonfinite);
       const version = `${run} ${info.version}`;
       if (this.stepsVersion !== version) store.set({ known: { steps: new Map() } });
       this.stepsVersion = version;
-      store.set({ loaded: { run, info, overview, detail, eventsAnswer, nonfiniteAnswer: nonfinite, lanes },
+      store.set({ loaded: { run, info, overview, eventsAnswer, nonfiniteAnswer: nonfinite, lanes },
         ...(old ? {} : { message: null }) });
       if (!old && state.zoom) zoomTo(store, ...state.zoom);
       if (state.following && state.zoom) store.set({ zoom: newest(state) });
@@ -116,7 +114,7 @@ export class RunData {
    */
   async #refine() {
     const { asked, store, store: { state } } = this;
-    const { loaded, zoom } = state;
+    const { loaded, detail, zoom } = state;
     if (!loaded || !zoom || loaded.overview.exact) return;
     const [first, last] = extentOf(state);
     const buckets = bucketsOf(state);
@@ -128,7 +126,6 @@ export class RunData {
       const { from, to } = withMargin(margin);
       return known.from !== null && known.to !== null && known.from <= from && known.to >= to;
     };
-    const { detail } = loaded;
     if (detail && detail.header.version === loaded.overview.header.version && detail.bucketSteps <= bucketSteps
       && covers(detail.header, 0.25)) return;
     if (asked && asked.bucketSteps <= 2 * bucketSteps && covers(asked, 0)) return;
@@ -139,10 +136,9 @@ export class RunData {
     try {
       const columns = columnsOf(state, loaded.info);
       const fetched = await this.api.series(loaded.run, { columns, from, to, buckets: 2 * buckets }, signal);
-      const now = state.loaded;
-      if (now?.run === loaded.run && !signal.aborted && now.detail !== fetched) {
+      if (state.loaded?.run === loaded.run && !signal.aborted) {
         if (this.asked === asking) this.asked = null;
-        store.set({ loaded: { ...now, detail: fetched } });
+        store.set({ detail: fetched });
       }
     } catch (error) {
       if (!signal.aborted) store.set({ error });
@@ -158,7 +154,7 @@ export class RunData {
     if (!loaded || columnsOf(state, loaded.info).every((column) => loaded.overview.line(column))) return;
     this.asked?.abort.abort();
     this.asked = null;
-    store.set({ loaded: { ...loaded, detail: null } });
+    store.set({ detail: null });
     reload(store);
   }
 

@@ -41,6 +41,8 @@ export type State = Omit<Place, "views" | "smoothing" | "off"> & {
 
   table: RunTable | null;
   loaded: Loaded | null;
+  /** of the interval that was in view last, and a margin around it */
+  detail: Series | null;
   /** values of single steps, another object whenever there are more */
   known: { steps: Map<number, StepValues> };
   /** which tensors the run has (null: not known yet), and what the charts show of them */
@@ -94,7 +96,7 @@ export function makeStore(): PanelStore {
   return new Store<State>({ ...place, ...own, own, hidden: new Set(), yRanges: new Map(),
     folded: new Set((["runs", "events"] as const).filter((pane) => remembered("folded", "").includes(pane))),
     following: false, cursor: null, inCharts: true, cursorY: 0, filter: { text: "", lets: () => true }, filterAside: "",
-    plotWidth: 100, table: null, loaded: null, known: { steps: new Map() }, tensors: NO_TENSORS,
+    plotWidth: 100, table: null, loaded: null, detail: null, known: { steps: new Map() }, tensors: NO_TENSORS,
     beside: { extent: null }, health: new Map(), runOrder: "name", opened: null, runsOpen: false, message: null,
     warning: null, connected: true, error: null, said: "", asked: 0, now: 0 });
 }
@@ -162,9 +164,9 @@ export function viewOf(state: State): [number, number] {
 }
 
 /** The best that is there for the view. */
-export function seriesOf({ loaded, zoom }: State): Series {
-  const { overview, detail } = loaded as Loaded;
-  if (!zoom || !detail || !detail.length || detail.bucketSteps >= overview.bucketSteps) return overview;
+export function seriesOf({ loaded, detail, zoom }: State): Series {
+  const { run, overview } = loaded as Loaded;
+  if (!zoom || detail?.header.run !== run || !detail.length || detail.bucketSteps >= overview.bucketSteps) return overview;
   const [from, to] = [detail.step[0], detail.stepLast[detail.length - 1]];
   const { first_step: first, last_step: last } = overview.header;
   return Math.max(first ?? 0, zoom[0]) >= from && Math.min(last ?? 0, zoom[1]) <= to ? detail : overview;
