@@ -23,7 +23,7 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10 python; do \
 	"$$python" $(NEW_ENOUGH) 2>/dev/null && echo "$$python" && break; done)
 
-PYTEST_ARGS ?= --numprocesses auto --maxprocesses 8 --dist loadfile
+PYTEST_ARGS ?= --numprocesses auto --maxprocesses 8 --dist worksteal
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=

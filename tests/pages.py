@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +94,13 @@ def _run(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         except SystemExit as error:
             status = int(error.code or 0)
         return status, "".join(capsys.readouterr())
-    interpreter = {"python": warm.python(), "torchrun": [sys.executable, "-m", "torch.distributed.run"]}[program]
+    if program == "torchrun":
+        *options, processes = arguments[:3]
+        assert options == ["--standalone", "--nproc-per-node"], command
+        interpreter = warm.torchrun(int(processes))
+        arguments = arguments[3:]
+    else:
+        interpreter = {"python": warm.python()}[program]
     done = subprocess.run(
         interpreter + arguments,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
