@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["Coverage", "cover"]
 
 # They install, build, train for minutes or start other programs: too slow to be run for each fault.
-SLOW = re.compile(r"dist|install|docs|readme|demo|benchmarks|frontend|integrations|notebook|gpu")
+SLOW = re.compile(r"dist|install|docs|readme|demo|benchmarks|frontend|integrations|notebook|gpu|truth|warm|words")
 BUDGET = 90.0  # seconds of tests for one fault, as long as they took under coverage
 
 

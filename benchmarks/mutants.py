@@ -16,9 +16,9 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,6 +32,7 @@ from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, TestOutcome
 
 from benchmarks.mutant_tests import Coverage, cover
+from tests import warm
 
 ROOT = Path(__file__).parents[1]
 UNDER = ("tbnum/observe", "tbnum/measure", "tbnum/log", "tbnum/explain", "plugins/tensorboard_plugin_tbnum")
@@ -165,8 +166,9 @@ def tests_of(coverage: Coverage, mutation: MutationSpec) -> list[str]:
 def try_one(mutation: MutationSpec, tests: Sequence[str]) -> Fault:
     began = time.monotonic()
     Path(NAMES).write_text("\n".join(tests), encoding="utf-8")
-    command = f"{sys.executable} -m pytest -q -x -p no:cacheprovider @{NAMES}"
-    result = mutate_and_test([mutation], command, TIMEOUT)
+    # torch is loaded already, tbnum is not: each fault is in code that its tests import.
+    command = [*warm.python(with_tbnum=False), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"@{NAMES}"]
+    result = mutate_and_test([mutation], shlex.join(command), TIMEOUT)
     return Fault(
         module=str(mutation.module_path),
         line=mutation.start_pos[0],

@@ -20,12 +20,21 @@ from pathlib import Path
 
 __all__ = ["python", "torchrun"]
 
-_ROOT = Path(__file__).parents[2]
+_HERE = Path(__file__).parent
+_LOADED = (
+    "pytest",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.profiler",
+    "torch.utils.tensorboard",
+)
+_OURS = ("tbnum.monitor", "tests.loops")
 
 
-def python() -> list[str]:
+def python(with_tbnum: bool = True) -> list[str]:
     """Begins a command, as `[sys.executable]` does; `-c CODE`, `-m MODULE` or a script follow."""
-    return _command(0)
+    return _command(0, with_tbnum=with_tbnum)
 
 
 def torchrun(processes: int, *modules: str) -> list[str]:
@@ -33,19 +42,25 @@ def torchrun(processes: int, *modules: str) -> list[str]:
     return _command(processes, *modules)
 
 
-def _command(processes: int, *modules: str) -> list[str]:
-    client = str(Path(__file__).with_name("client.py"))
-    return [sys.executable, "-I", "-S", client, _server(), str(processes), " ".join(modules)]
+def _command(processes: int, *modules: str, with_tbnum: bool = True) -> list[str]:
+    client, server = str(_HERE / "client.py"), _server(with_tbnum)
+    return [sys.executable, "-I", "-S", client, server, str(processes), " ".join(modules)]
 
 
 @cache
-def _server() -> str:
+def _server(with_tbnum: bool) -> str:
     """The socket of this process's server, which ends with it."""
     folder = tempfile.mkdtemp(prefix="tbnum-warm-")
     address = os.path.join(folder, "socket")
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm.server", address],
-        cwd=_ROOT,
+        [
+            sys.executable,
+            str(_HERE / "server.py"),
+            address,
+            str(_HERE.parents[1]),
+            *_LOADED,
+            *(_OURS if with_tbnum else ()),
+        ],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -53,7 +68,7 @@ def _server() -> str:
     assert server.stdin is not None and server.stdout is not None
     atexit.register(_end, server, folder)
     if server.stdout.readline() != b"ready\n":
-        raise RuntimeError(f"tests.warm.server ended with {server.wait()}")
+        raise RuntimeError(f"tests/warm/server.py ended with {server.wait()}")
     return address
 
 

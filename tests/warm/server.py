@@ -1,4 +1,4 @@
-"""Loads torch once, and forks for each program that a client asks for. Ends when its standard input does."""
+"""Loads modules once, and forks for each program that a client asks for. Ends when its standard input does."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ import signal
 import socket
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 Asked = dict[str, Any]
 
 
-def load() -> None:
-    """What most programs of the tests import."""
-    for module in (
-        "pytest",
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "torch.distributed.tensor",
-        "torch.profiler",
-        "torch.utils.tensorboard",
-        "tbnum.monitor",
-        "tests.loops",
-    ):
+def load(modules: Iterable[str]) -> None:
+    for module in modules:
         importlib.import_module(module)
     import torch
 
@@ -97,6 +88,7 @@ def program(asked: Asked) -> None:
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["variables"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     first, *rest = asked["arguments"]
     main = types.ModuleType("__main__")
@@ -150,7 +142,8 @@ def ranks(asked: Asked) -> None:
 
 
 if __name__ == "__main__":
-    load()
+    sys.path[0] = sys.argv[2]  # in place of this folder
+    load(sys.argv[3:])
     gc.collect()
     gc.freeze()  # a fork that ends would visit all that is there, and copy the memory it stands in
     asked = serve(sys.argv[1])
