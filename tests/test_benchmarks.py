@@ -108,8 +108,9 @@ def test_panel_is_opened_zoomed_and_hovered(tmp_path: Path, monkeypatch: pytest.
     pytest.importorskip("playwright.sync_api")
     if not any(map(shutil.which, ("chromium", "google-chrome", "google-chrome-stable", "chromium-browser"))):
         pytest.skip("no browser")
-    from benchmarks import panel
+    from benchmarks import panel, panel_overlaid
 
+    monkeypatch.setattr(panel_overlaid, "RUNS", 3)
     turns = panel._turns()[::7]  # one of each kind
     monkeypatch.setattr(panel, "_turns", lambda: turns)
     options = ["--quick", "--steps", "20000", "--events", "100", "--runs", "3", "--json", str(tmp_path / "p")]
