@@ -97,23 +97,26 @@ def test_what_is_said_of_the_disk_at_the_end_points_at_the_user_s_line(tmp_path:
 # -- where a log cannot be begun -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def no_descriptor_free() -> Iterator[None]:
+    """For the call alone: pytest and what measures coverage open files between a fixture and its test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     held = []
-    with contextlib.suppress(OSError):
-        while True:
-            held.append(os.open(os.devnull, os.O_RDONLY))
-    yield
-    for descriptor in held:
-        os.close(descriptor)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_without_a_free_file_descriptor_that_is_what_is_said(no_descriptor_free: None, tmp_path: Path) -> None:
+def test_without_a_free_file_descriptor_that_is_what_is_said(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
-    with pytest.raises(OSError, match=r"no file descriptor is free.*ulimit -n") as raised:
+    with pytest.raises(OSError, match=r"no file descriptor is free.*ulimit -n") as raised, no_descriptor_free():
         tbnum.wrap(optimizer, logdir=tmp_path)
     assert raised.value.errno == errno.EMFILE and "writable" not in str(raised.value)
     assert not optimizer._optimizer_step_pre_hooks

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 import pytest
@@ -19,6 +20,8 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install tbnum[test]")
 
 from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page, expect, sync_playwright  # noqa: E402
+
+from tests import warm  # noqa: E402
 
 WAIT_MS = 20_000
 CHROMIUM_FLAGS = [
@@ -55,6 +58,7 @@ def _chromium(own: str) -> str | None:
 @pytest.fixture(scope="session", autouse=True)
 def _built(frontend: Path) -> None:
     """The panel that is looked at is the one that is written now."""
+    TensorBoard.python = warm.python()
 
 
 @pytest.fixture(scope="session")
@@ -73,8 +77,11 @@ def browser() -> Iterator[Browser]:
 class TensorBoard:
     """`tensorboard --logdir` in a subprocess."""
 
+    python: ClassVar[Sequence[str]] = (sys.executable,)
+    """Which starts it; the tests have one that has loaded TensorBoard already, which takes two seconds."""
+
     def __init__(self, logdir: Path, *arguments: str, port: int = 0) -> None:
-        command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", "127.0.0.1"]
+        command = [*self.python, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", "127.0.0.1"]
         self.process = subprocess.Popen(
             [*command, "--port", str(port), *arguments],
             stdout=subprocess.DEVNULL,

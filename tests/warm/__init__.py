@@ -28,6 +28,8 @@ _LOADED = (
     "torch.distributed.tensor",
     "torch.profiler",
     "torch.utils.tensorboard",
+    "tensorboard.main",
+    "tensorboard.plugins.pr_curve.pr_curves_plugin",
 )
 _OURS = ("tbnum.monitor", "tests.loops")
 
