@@ -515,6 +515,8 @@ def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[
         data["nonfinite_tensors"] = max(one.nonfinite_tensors, one.nonfinite_after)
     if one.dropped is not None:
         data["dropped"] = one.dropped
+    if one.loss_follows_scale:
+        data["loss_follows_scale"] = True
     if one.parameters_nonfinite is not None:
         data["params_nonfinite"] = one.parameters_nonfinite
     return data

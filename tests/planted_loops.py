@@ -110,8 +110,8 @@ class Loop:
     def __enter__(self) -> Loop:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.monitor.close()
+    def __exit__(self, *error: Any) -> None:
+        self.monitor.__exit__(*error)
 
     @property
     def now(self) -> int:

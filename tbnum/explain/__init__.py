@@ -17,7 +17,7 @@ from tbnum.explain.evidence import with_evidence
 from tbnum.explain.facts import Known
 from tbnum.explain.finding import Finding
 from tbnum.explain.findings import find
-from tbnum.explain.hindsight import skip_in_hindsight, with_hindsight
+from tbnum.explain.hindsight import skip_in_hindsight, with_failed_steps, with_hindsight
 from tbnum.explain.kinds import explained_event, unexplained_event
 from tbnum.explain.led_here import LedHere, Quantity, what_led_here
 from tbnum.explain.live import LiveSpikes
@@ -67,7 +67,7 @@ def explain_run(run: Record) -> list[Event]:
     events = attempt("skips whose event was lost", lambda: complete_events(run), list(run.raw_events))
     ranks = getattr(run, "ranks", None)
     events = attempt("what other ranks add", lambda: events_of_all_ranks(events, ranks), events)
-    known = [Known.of(event) for event in events]
+    known = with_failed_steps([Known.of(event) for event in events])
     steps = run.steps.get("step")
     recorded = int(steps[-1]) if steps is not None and len(steps) else -1
     last_step = max(recorded, known[-1].step if known else -1)
@@ -86,7 +86,7 @@ def explain_run(run: Record) -> list[Event]:
     derived += attempt("spikes", lambda: spike_events(run), [])
     derived += attempt.left_out
     explained += [explained_event(Known.of(event), None) for event in derived]
-    explained = sorted(explained, key=lambda event: event.step) if derived else explained
+    explained = sorted(explained, key=lambda event: event.step)
     return with_samples(explained, getattr(run, "batch", None))
 
 

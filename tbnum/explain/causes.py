@@ -21,6 +21,7 @@ from tbnum.explain.words import count_text, number_text, scale_text
 from tbnum.log.schema import Event
 
 __all__ = [
+    "BACKWARD_LOOK",
     "BACKWARD_REMEDY",
     "CAUSE",
     "CAUSES",
@@ -179,6 +180,10 @@ def _growth_probe(case: Case) -> tuple[str, str]:
     if skip.held_before_growth > 0:
         why += f"; the scale below had held for {count_text(skip.held_before_growth, 'step')}"
     every = f"every {count_text(skip.growth_interval, 'step')}" if skip.growth_interval > 1 else "every step"
+    if skip.loss_follows_scale:
+        why += (
+            f"; the loss was {number_text(case.facts.loss)}, as a part of it is made of gradients that carry the scale"
+        )
     if not math.isnan(skip.fallen):
         return why, _fallen_remedy(case)
     if not skip.growth_interval:
@@ -249,6 +254,11 @@ def _finds_its_height(case: Case) -> bool:
 
 def _forward_nonfinite(case: Case) -> tuple[str, str]:
     why = f"the loss itself was {number_text(case.facts.loss)}, so no loss scale helps"
+    if case.facts.loss_follows_scale:
+        why = (
+            f"the loss was {number_text(case.facts.loss)}; a part of it is made of gradients that carried the scale of "
+            f"{case.scale}, which may have overflowed, or the forward pass has"
+        )
     if case.skip.in_row > 1:
         why += f" (skip {case.skip.in_row} in a row)"
     return why, forward_remedy(case.event.step)
@@ -361,10 +371,12 @@ ZERO_REMEDY = (
     "the scale fell for."
 )
 
-BACKWARD_REMEDY = (
+BACKWARD_LOOK = (
     "Look for an operation whose backward gives NaN or inf at any scale: sqrt or norm at 0, a masked row of -inf, "
-    "torch.where over a branch that is not taken, a division by 0. monitor.replay(closure) names it."
+    "torch.where over a branch that is not taken, a division by 0. monitor.replay(closure) names it"
 )
+
+BACKWARD_REMEDY = f"{BACKWARD_LOOK}."
 
 CAUSE: dict[str, Cause] = {
     "scale_warmup": Cause("info", "the first scale was too high and came down", _scale_warmup),

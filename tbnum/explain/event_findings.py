@@ -80,8 +80,10 @@ def nonfinite_parameters(view: RunView) -> Iterator[Finding]:
 
 
 def nonfinite_loss(view: RunView) -> Iterator[Finding]:
-    """But for losses over nothing, which have a rule of their own."""
+    """But for losses over nothing, which have a rule of their own, and those that follow a scale that came down."""
     rows = np.setdiff1d(view.nonfinite_losses, _over_nothing(view))
+    of_scale = [event.step for event in view.of("skip") if event.cause in BENIGN]  # a lower scale made it finite
+    rows = rows[~np.isin(view.number[rows], of_scale)]
     reported = [event.step for event in view.events if event.cause == "forward_nonfinite"]  # maybe on another rank
     if reported and len(view.number):
         rows = np.union1d(rows, np.flatnonzero(np.isin(view.number, reported)))
@@ -170,7 +172,10 @@ def skips(view: RunView) -> Iterator[Finding]:
         ) + "bfloat16 needs no loss scale where the device has it."
         if causes["backward_nonfinite"] > overflows / 2:
             remedy = next(event.remedy for event in skips if event.cause == "backward_nonfinite")
-        yield Finding("skip_rate", "warning", "Many steps were lost to overflows", evidence, remedy, _steps(skips))
+        title = "Many steps were lost to overflows"
+        if causes["unknown"] > overflows / 2:  # what the record cannot tell is no overflow's doing
+            title, remedy = "Many steps were skipped", next(e.remedy for e in skips if e.cause == "unknown")
+        yield Finding("skip_rate", "warning", title, evidence, remedy, _steps(skips))
     elif set(causes) <= set(BENIGN) and not grave:
         remedy = "Nothing to do: this is how a dynamic loss scale finds its height."
         if causes["growth_probe"] > SKIP_RATE_WARNING * total:

@@ -19,6 +19,7 @@ class Facts:
 
     loss: float
     loss_measured: bool  # a NaN in `loss` is what it was, and not unknown
+    loss_follows_scale: bool  # a part of it was made of gradients that carried the scale
     losses: tuple[float, ...]  # of each micro-batch, where there were several
     micro_batches: float
     loss_scale: float  # which the step used
@@ -47,6 +48,7 @@ class Facts:
         return Facts(
             loss=loss,
             loss_measured=micro_batches >= 1 or bool(data.get("loss" + LOGGED)),
+            loss_follows_scale=bool(data.get("loss_follows_scale")),
             losses=tuple(map(as_float, _list(data.get("losses")))),
             micro_batches=micro_batches,
             loss_scale=as_float(data.get("loss_scale")),

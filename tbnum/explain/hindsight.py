@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tbnum.explain.ahead import Later
@@ -10,7 +11,7 @@ from tbnum.explain.facts import Known
 from tbnum.explain.rules import COLLAPSE_SKIPS, Skip
 from tbnum.explain.words import as_float
 
-__all__ = ["skip_in_hindsight", "with_hindsight"]
+__all__ = ["skip_in_hindsight", "with_failed_steps", "with_hindsight"]
 
 
 def with_hindsight(event: Known, last_step: int) -> Known:
@@ -18,6 +19,23 @@ def with_hindsight(event: Known, last_step: int) -> Known:
     if event.kind != "repeat_of_diverged_run" or not as_float(event.data.get("at_step")) < last_step:
         return event
     return event._replace(event=replace(event.event, data={**event.data, "passed": True}))
+
+
+def with_failed_steps(events: Sequence[Known]) -> list[Known]:
+    """Buffers were spoiled in the first step whose loss was not finite since they were last seen finite, if any was."""
+    failed: list[int] = []
+    found = []
+    for event in events:
+        if event.facts.loss_nonfinite:
+            failed.append(event.step)
+        elif event.kind == "nonfinite_buffers":
+            after = as_float(event.data.get("after_step"))
+            step = next((step for step in failed if not step <= after), None)
+            if step is not None:
+                data = {**event.data, "failed_step": step}
+                event = event._replace(event=replace(event.event, step=step, data=data))
+        found.append(event)
+    return found
 
 
 def skip_in_hindsight(skip: Skip, event: Known, later: Later | None) -> Skip:
@@ -32,7 +50,14 @@ def skip_in_hindsight(skip: Skip, event: Known, later: Later | None) -> Skip:
     ):
         return replace(skip, cause="backward_nonfinite")  # no scale passed, and none was to blame
     fell = later.lowest_scale < event.facts.loss_scale and not math.isnan(later.lowest_scale)
-    leading = later.losses_nonfinite > 1 and skip.in_row <= later.losses_nonfinite
+    in_row = later.losses_nonfinite > 1 or later.skips_in_row > later.losses_nonfinite
+    leading = in_row and skip.in_row <= later.losses_nonfinite
+    if (
+        skip.loss_follows_scale
+        and later.losses_nonfinite >= COLLAPSE_SKIPS
+        and later.skips_in_row == later.losses_nonfinite
+    ):
+        return replace(skip, cause="forward_nonfinite", loss_follows_scale=False)  # at no scale was it finite
     if skip.cause == "forward_nonfinite" and skip.new_scale and leading and not later.ongoing and fell:
         return replace(skip, cause="scale_warmup", loss_follows_scale=True)
     return skip

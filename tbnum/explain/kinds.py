@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tbnum.explain.ahead import Later
-from tbnum.explain.causes import BACKWARD_REMEDY, spoiled_since, update_remedy, update_text
+from tbnum.explain.causes import BACKWARD_LOOK, spoiled_since, update_remedy, update_text
 from tbnum.explain.facts import Facts, Known
 from tbnum.explain.phrases import as_inferred, at_place, change, subject, tensors
 from tbnum.explain.ranks import disagreement_words, guilty_words
@@ -60,7 +60,7 @@ def explained_event(event: Known, later: Later | None, verdict: StepVerdict | No
         message = f"{message.removesuffix('.')}: {why}."
     elif cause == "backward_nonfinite":
         message = f"{message.removesuffix('.')}, although the loss was finite: it arose inside backward."
-        remedy = f"{remedy} {BACKWARD_REMEDY}"
+        remedy = f"{remedy} {BACKWARD_LOOK}, with that checkpoint loaded."
     message = as_inferred(event.facts, message)
     severity = kind.severity if isinstance(kind.severity, str) else kind.severity(seen)
     return replace(event.event, severity=severity, cause=cause, message=message, remedy=remedy)
@@ -215,6 +215,25 @@ def _update(seen: Occurrence) -> tuple[int, int]:
 def _buffers(seen: Occurrence) -> int:
     count = as_float(seen.event.data.get("buffers"))
     return int(count) if count >= 1 else 1
+
+
+def _buffers_since(seen: Occurrence) -> str:
+    data = seen.event.data
+    failed, after, by = (as_float(data.get(name)) for name in ("failed_step", "after_step", "by_step"))
+    if failed >= 0:
+        return f" in step {failed:.0f}, whose loss was not finite"
+    if after >= 0 and by > after + 1:
+        return f" between step {after + 1:.0f} and step {by:.0f}"
+    return f" in step {by:.0f}" if by == after + 1 else f" by step {by:.0f}" if by >= 0 else ""
+
+
+def _buffers_whole(seen: Occurrence) -> str:
+    """Of which checkpoint."""
+    data = seen.event.data
+    failed, after = as_float(data.get("failed_step")), as_float(data.get("after_step"))
+    if failed >= 0:
+        return f" from before step {failed:.0f}"
+    return f" from before step {after + 1:.0f}" if after >= 0 else " in which they are finite"
 
 
 def _backwards(seen: Occurrence) -> str:
@@ -441,11 +460,11 @@ KINDS: dict[str, Kind] = {
     "nonfinite_buffers": Kind(
         "error",
         lambda seen: (
-            f"{count_text(_buffers(seen), 'buffer')} of the model{_named(seen)} held NaN or inf: "
-            "evaluation uses them, and a skipped step does not bring them back."
+            f"{count_text(_buffers(seen), 'buffer')} of the model{_named(seen)} became NaN or inf"
+            f"{_buffers_since(seen)}: evaluation uses them, and a skipped step does not bring them back."
         ),
         lambda seen: (
-            f"Restore the buffers from a checkpoint from before step {seen.event.step}, or reset them "
+            f"Restore the buffers from a checkpoint{_buffers_whole(seen)}, or reset them "
             "(module.reset_running_stats()), and keep such batches from the forward pass."
         ),
         title="Buffers of the model are not finite",

@@ -203,7 +203,7 @@ class Rules:
             collapsed=row.collapsed,
             nan_only=nan_only,
             new_scale=self._start is not None and not self._unskipped(at, self._start, self._start_skips, before),
-            loss_follows_scale=False,
+            loss_follows_scale=event.facts.loss_nonfinite and cause in BENIGN,
             fallen=self._held_long if scale * SCALE_FALLEN <= self._held_long else math.nan,
         )
         return verdict, self._collapse(cause, nan_only)
@@ -222,7 +222,7 @@ class Rules:
             return "dropped_by_loop"
         if event.facts.params_nonfinite or spoiled:
             return "nonfinite_parameters"  # first: non-finite parameters make the loss non-finite too
-        if event.facts.loss_nonfinite:
+        if event.facts.loss_nonfinite and not self._is_untried(event, held, before):
             return "forward_nonfinite"
         if self._row.collapsed:
             # A finite loss, and gradients that are not finite at any scale: no scale was to blame.
@@ -256,6 +256,16 @@ class Rules:
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
             return "unknown"  # what the scaler did before the record began is not known
         return "bad_batch"
+
+    def _is_untried(self, event: Known, held: int, before: int) -> bool:
+        """Whether a loss that follows the scale is not finite at one that no step had passed, or that just grew."""
+        if not event.facts.loss_follows_scale or self._row.collapsed:
+            return False
+        if self._start is not None and not self._unskipped(
+            self._count(event.step), self._start, self._start_skips, before
+        ):
+            return True
+        return self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS)
 
     def _arose_in_backward(self, event: Known, held: int, recent: Sequence[float]) -> bool:
         """Whether NaN is no overflow's, at a scale that a step had passed or that is one growth above such a one."""

@@ -154,6 +154,7 @@ class Attempt:
 
     outcome: Outcome | None = None
     why_given_up: str | None = None  # "loss" or "looked"
+    loss_follows_scale = False  # a part of it was made of gradients of a scaled loss
     loss_is_known = True  # False: the loss that backward saw carries a factor that nobody gave
     arrived: Marks = ([], [])  # of the gradients after the last backward
     versions: tuple[int, ...] = ()  # of some parameters then, where that matters

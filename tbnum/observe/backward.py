@@ -1,7 +1,8 @@
 """Sees every backward, at the one place from which torch enters its autograd engine.
 
 `Tensor.backward` and `torch.autograd.backward` look that place up at each call, also where somebody bound them to a
-name of his own long ago. `torch.autograd.grad` comes by as well, and is left alone: it writes to no gradient.
+name of his own long ago. `torch.autograd.grad` comes by as well, and is left alone: it writes to no gradient. Where it
+builds a graph on a scaled loss, as a gradient penalty does, the loss to come follows the scale.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
     @untraced  # where a whole step is compiled, its backward is not: it runs here
     @functools.wraps(original)
     def engine_run_backward(roots: Any, gradients: Any = (), *args: Any, **kwargs: Any) -> Any:
-        if (
-            not kwargs.get("accumulate_grad")  # `autograd.grad`
-            or _thread.is_inside
-            or torch._C._current_graph_task_id() != -1  # inside of another: a checkpoint that runs forward again
-        ):
+        is_inside = _thread.is_inside or torch._C._current_graph_task_id() != -1  # a checkpoint runs forward again
+        if is_inside or not kwargs.get("accumulate_grad"):  # the latter: `autograd.grad`
+            if not is_inside and len(args) > 1 and args[1] is True:
+                for observer in _patch_point.observers():
+                    observer.losses.graph_of_gradients(roots)
             return original(roots, gradients, *args, **kwargs)
         begun = [
             (observer.losses, observer.losses.backward_begins(roots, gradients))

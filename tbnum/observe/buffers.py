@@ -44,6 +44,8 @@ class BufferWatch(Watcher):
         self._skips = 0
         self._names: list[str] = []  # of the look that is under way
         self._look: Transfer | None = None
+        self._step = self._looked_at = -1  # that closes; whose end the look that is under way sees
+        self._clean: int | None = None  # the last one at whose end they were seen as they should be
         self._known: frozenset[str] | None = None  # those not finite from the start, or reported
         self.begin()
 
@@ -52,6 +54,7 @@ class BufferWatch(Watcher):
         self.look()
 
     def step_begins(self, step: int) -> None:
+        self._step = step - 1
         if self._look is not None or step % self._interval == 0 or self._skipped() != self._skips:
             self._look_again(step)
 
@@ -68,6 +71,7 @@ class BufferWatch(Watcher):
     def finish(self) -> None:
         """Look once more, and wait for the answer."""
         self.take(wait=True)
+        self._step += 1  # a step that has begun may have written to them
         self.look()
         self.take(wait=True)
 
@@ -85,7 +89,7 @@ class BufferWatch(Watcher):
                 sent.append(torch.stack(list(torch._foreach_norm(zeros))).float())
                 names += [name for name, _ in members]
         if names:
-            self._names, self._look = names, Transfer(sent)
+            self._names, self._look, self._looked_at = names, Transfer(sent), self._step
 
     def take(self, wait: bool) -> None:
         """Read the look that is under way, where it has arrived."""
@@ -97,7 +101,10 @@ class BufferWatch(Watcher):
         known, self._known = self._known, spoiled | (self._known or frozenset())
         new = [] if known is None else sorted(spoiled - known)
         if new:
-            self._report({"buffers": len(new), "names": new[:NAMED]})
+            since = {} if self._clean is None else {"after_step": self._clean}
+            self._report({"buffers": len(new), "names": new[:NAMED], **since, "by_step": self._looked_at})
+        elif self._looked_at >= 0:
+            self._clean = self._looked_at
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for prefix, ref in self._modules.items():

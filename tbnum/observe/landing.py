@@ -206,7 +206,7 @@ def _values(losses: list[Loss], host: Transfer) -> list[float]:
 def _landed(one: Attempt, host: Transfer) -> OptimizerRecord:
     before, after = one.before, one.after
     record = OptimizerRecord(tensors=len(one.places), lr=host.numbers(one.lr))
-    record.dropped = one.why_given_up
+    record.dropped, record.loss_follows_scale = one.why_given_up, one.loss_follows_scale
     found_inf = any(host.numbers(one.found_inf))
     record.skipped = found_inf or one.outcome is not Outcome.STEPPED
     if one.parameters_nonfinite is not None:

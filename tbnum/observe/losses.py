@@ -65,6 +65,7 @@ class Losses(Part):
         self._running: Running | None = None
         self._checked_scalers: set[int] = set()
         self._caches = Caches()
+        self._follows_scale = False  # the next loss may be made of gradients of a scaled one
 
     @property
     def is_running(self) -> bool:
@@ -86,6 +87,12 @@ class Losses(Part):
             attempt.logged.append(reported)
         if not attempts:
             loop.logged.append(reported)
+
+    @harmless
+    def graph_of_gradients(self, roots: Sequence[Any]) -> None:
+        """`autograd.grad(..., create_graph=True)`: what is made of these gradients may become a part of the loss."""
+        if not capturing() and self._loop.is_in_its_thread(roots):
+            self._follows_scale = self._follows_scale or scaled_by(roots) is not None
 
     @harmless
     def backward_begins(self, roots: Sequence[Any], gradients: Sequence[Any]) -> Running | None:
@@ -139,6 +146,7 @@ class Losses(Part):
                 track.leftovers.went()  # as far as this backward goes: it did not reach them
         loop = self._loop
         if reached:
+            self._follows_scale = False
             loop.assembly.batch_ids.backward()
             return
         self._caches.note(running.roots)
@@ -151,6 +159,7 @@ class Losses(Part):
         loss = running.loss()
         attempt = track.open or loop.opened(track, Signal.GRADIENT)
         attempt.backwards.append(loss)
+        attempt.loss_follows_scale |= self._follows_scale
         attempt.arrived = now.marks()
         if track.discarding:
             attempt.versions = some_versions(track.optimizer)

@@ -40,6 +40,7 @@ class OptimizerRecord:
     nonfinite_tensors: float = UNKNOWN
     nonfinite_after: float = 0.0  # gradients that were not finite when the optimizer got them, where that was looked at
     nonfinite_rows: list[int] = field(default_factory=list)  # of the parameters whose gradient was not finite
+    loss_follows_scale: bool = False  # a part of the loss was made of gradients that carried the scale
     tensors: int = 0  # gradients that there were
     parameters_nonfinite: bool | None = None  # looked at on a skip that the host knows of, else None
     lr: list[float] = field(default_factory=list)  # of each parameter group
