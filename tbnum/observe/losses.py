@@ -91,8 +91,8 @@ class Losses(Part):
     @harmless
     def graph_of_gradients(self, roots: Sequence[Any]) -> None:
         """`autograd.grad(..., create_graph=True)`: what is made of these gradients may become a part of the loss."""
-        if not capturing() and self._loop.is_in_its_thread(roots):
-            self._follows_scale = self._follows_scale or scaled_by(roots) is not None
+        if not capturing() and scaled_by(roots) is not None:
+            self._follows_scale = True
 
     @harmless
     def backward_begins(self, roots: Sequence[Any], gradients: Sequence[Any]) -> Running | None:
