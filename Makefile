@@ -52,6 +52,7 @@ test-gpu: $(VENV)/for-tests
 
 lint: $(VENV)/for-tests $(VENV)/node
 	ruff check .
+	ruff format --check .
 	mypy
 	node_modules/.bin/tsc -p .
 
