@@ -17,7 +17,7 @@ from tbnum.observe.attempt import UNKNOWN, Loss
 from tbnum.observe.caches import Caches
 from tbnum.observe.caller import users_line
 from tbnum.observe.given_up import some_versions
-from tbnum.observe.gradients import Gradients, dtypes_behind, leads_to_others, parameters_of
+from tbnum.observe.gradients import Gradients, Marks, dtypes_behind, leads_to_others, parameters_of
 from tbnum.observe.loop import MANY_UNUSED, Loop
 from tbnum.observe.scaled import Scaled, scaled_by
 from tbnum.observe.shards import are_flattened
@@ -103,14 +103,17 @@ class Losses(Part):
         running = Running(roots, gradients, loop)
         running.is_surrogate = self._caches.has_leaves and self._caches.are_behind(roots)
         for track, there in running.before:
-            if track.open is not None and _are_gone(track, there):
+            if track.open is None and not there.tensors:
+                continue
+            marks = there.marks()
+            if track.open is not None and _are_gone(track, there, marks):
                 self._gone(track)
-            elif track.open is not None and track.open.backwards and _are_others(track, there):
+            elif track.open is not None and track.open.backwards and _are_others(track, marks):
                 track.open.loss_is_known = False
             if track.open is None and there.tensors:
-                if there.marks() == track.used:
+                if marks == track.used:
                     track.leftovers.found("gradients_not_zeroed", there)
-                if _were_set_by_hand(track, there):
+                elif _were_set_by_hand(track, there, marks):
                     loop.opened(track, Signal.GRADIENT).loss_is_known = False  # nobody knows of what they are
         self._running = running
         has_scaler = loop._scaler is not None and loop.scaler is not None
@@ -214,38 +217,35 @@ def _sure(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _are_gone(track: Track, there: Gradients) -> bool:
+def _are_gone(track: Track, there: Gradients, marks: Marks) -> bool:
     """Whether the gradients of the open attempt were thrown away, before this backward adds to what is there."""
     attempt = track.open
     if attempt is None or not attempt.arrived[0]:
         return False
     if not there.tensors:
         return True
-    if there.marks() != attempt.arrived:
+    if marks != attempt.arrived:
         return there.are_zero()
     zeroed = any(attempt.samples) and not any(there.samples())  # by a write through `.data`, which leaves no mark
     track.rescales |= zeroed
     return zeroed
 
 
-def _are_others(track: Track, there: Gradients) -> bool:
+def _are_others(track: Track, marks: Marks) -> bool:
     """Whether others were put in the place of the gradients that the last backward left."""
     attempt, optimizer = track.open, track.optimizer
-    if attempt is None or optimizer is None or attempt.arrived[0] == there.ids():
+    if attempt is None or optimizer is None or attempt.arrived[0] == marks[0]:
         return False
     return not are_flattened(parameters_of(optimizer))
 
 
-def _were_set_by_hand(track: Track, there: Gradients) -> bool:
-    """Whether a backward is about to add to gradients that no backward has made: not those of the last step, or zeros.
+def _were_set_by_hand(track: Track, there: Gradients, marks: Marks) -> bool:
+    """Whether gradients that are not as the last step left them are such that no backward has made, and not zeros.
 
     On a device nobody looks at the values: written to since they were last seen, they count as zeros.
     """
-    ids, versions = there.marks()
-    if (ids, versions) == track.used:
-        return False
     samples = there.samples()
-    return any(samples) if samples else ids not in (track.used[0], track.last_seen)
+    return any(samples) if samples else marks[0] not in (track.used[0], track.last_seen)
 
 
 def _loss_of(roots: Sequence[Any], gradients: Sequence[Any], scaled: Scaled | None) -> Loss:
