@@ -68,7 +68,7 @@ def _write_what_is_left(monitor: Monitor) -> None:
     error = getattr(sys, "last_value", None)  # an exception that nobody caught, since this was wrapped
     if error is not None and id(error) != monitor._earlier_error:
         monitor._observer.observe("crash", crash_facts(error))
-    monitor._recorder.write_flight()
+    monitor._recorder.write_history()
 
 
 def _scaler_of(monitor: Monitor) -> torch.amp.GradScaler | Callable[[], float] | None:

@@ -252,7 +252,7 @@ class Monitor(OfThisProcess):
     @property
     def writer(self) -> SummaryWriter | None:
         """The run's `SummaryWriter`, for values of your own. None in a process of rank 1 and up: one writes for all."""
-        return self._recorder.summary_writer
+        return self._recorder.drawings.writer
 
     @property
     def logdir(self) -> Path:
@@ -399,7 +399,7 @@ class Monitor(OfThisProcess):
         """
         if not callable(callback):
             raise TypeError(f"on_scalars() takes a function of a step, values and a time, not {callback!r}.")
-        self._recorder.on_scalars(callback)
+        self._recorder.drawings.listen(callback)
 
     def flush(self) -> None:
         """Everything up to here is on disk when this returns. Waits for the device and for the disk."""
