@@ -215,6 +215,7 @@ class Monitor(OfThisProcess):
             on_close=functools.partial(_closed, weakref.ref(self)),
             on_unused=functools.partial(_unused, weakref.ref(self)),
             on_found=self._recorder.found_scaler,
+            on_depth=self._recorder.on_depth,
             verify_interval=options.scalar_interval or VERIFY_INTERVAL,
             tensor_interval=options.tensor_interval,
             histogram_interval=options.histogram_interval,

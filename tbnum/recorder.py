@@ -90,6 +90,7 @@ class Recorder:
             "optimizers": {name: described(each) for name, each in optimizers.items()},
             "parameters": self.names.with_shapes(),
             "depth": self.names.in_depth(),
+            "depth_from": "model",
             "frozen": self.names.frozen(),
             "scaler": settings_of(scaler),
             "seed": torch.initial_seed(),
@@ -273,6 +274,14 @@ class Recorder:
         """The tensors of an optimizer turned out to be sharded: record how, for who puts them together."""
         with self._lock:
             self._take_layout(name, layout)
+
+    def on_depth(self, order: Sequence[tuple[str, int]] | None, is_one_loss: bool) -> None:
+        """The first backward shows in which order the forward used the parameters, or does not; or of which alone."""
+        if order is None:
+            self._log.update_meta(depth_from="model" if is_one_loss else "several losses")
+        elif len(order) <= MAX_NAMES_IN_META:
+            names = {name: self.names.names_of(name) for name, _ in order}
+            self._log.update_meta(depth=[names[name][place] for name, place in order], depth_from="forward")
 
     def _take_layout(self, name: str, layout: Layout) -> None:
         names = self.names.names_of(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tbnum.compare.windows import windows
 from tbnum.log.checksums import Checksums
 from tbnum.log.ranks import ChecksumSeries
 
-__all__ = ["Bits", "compare_bits"]
+__all__ = ["Bits", "Depth", "compare_bits"]
 
 GRADIENT, PARAMETER = "gradient", "parameter"
 
@@ -28,24 +28,38 @@ class Bits(NamedTuple):
     begun_in: str | None = None  # of "backward": the deepest tensor that differs
 
 
-def compare_bits(a: Checksums, b: Checksums, *, until: int | None = None, depth: Sequence[str] = ()) -> Bits:
-    """From the checksums of two runs, up to the step `until`. Reads no further than where they are apart.
+class Depth(NamedTuple):
+    """`names` of tensors as the forward uses them; others (tied weights) are no evidence of depth, and come first.
 
-    `depth`: names of tensors as the forward uses them. Others (tied weights) are no evidence of depth, and come first;
-    without it the order is that of the optimizer.
+    `source` is how that is known: from the "forward" itself; else the order of the "model", or without one (no names)
+    of the "optimizer"; or there are "several losses", each of other tensors, so that no order holds.
     """
+
+    names: Sequence[str] = ()
+    source: str = "optimizer"
+
+    @staticmethod
+    def of(meta: Mapping[str, Any]) -> Depth:
+        """As a run recorded it."""
+        names, source = meta.get("depth"), str(meta.get("depth_from", "model"))
+        known = [str(name) for name in names] if isinstance(names, list) else []
+        return Depth(known, source if known or source == "several losses" else "optimizer")
+
+
+def compare_bits(a: Checksums, b: Checksums, *, until: int | None = None, depth: Depth) -> Bits:
+    """From the checksums of two runs, up to the step `until`. Reads no further than where they are apart."""
     bits = Bits()
     of_both = [what for what in a if what in b]
     for first, last in windows(a.steps, b.steps, until, 2 * len(of_both) * a.tensors if of_both else 0):
         series_a, series_b = (of.between(first, last) for of in (a, b))
-        found = _in_window({what: _common(series_a[what], series_b[what], depth) for what in of_both})
+        found = _in_window({what: _common(series_a[what], series_b[what], depth.names) for what in of_both}, depth)
         bits = found._replace(same_until=bits.same_until if found.same_until is None else found.same_until)
         if bits.apart_at is not None:
             break
     return bits
 
 
-def _in_window(common: Mapping[str, _Common]) -> Bits:
+def _in_window(common: Mapping[str, _Common], depth: Depth) -> Bits:
     common = {what: found for what, found in common.items() if len(found.steps)}
     if not common:
         return Bits()
@@ -58,7 +72,7 @@ def _in_window(common: Mapping[str, _Common]) -> Bits:
         return Bits(same_until)
     at = {what: found.at(apart_at) for what, found in common.items()}
     kinds = tuple(sorted((what for what, names in at.items() if names), key=_order))
-    return _with_stage(Bits(same_until, apart_at, kinds, at[kinds[0]]), common)
+    return _with_stage(Bits(same_until, apart_at, kinds, at[kinds[0]]), common, depth)
 
 
 def _order(what: str) -> tuple[bool, bool, str]:
@@ -105,7 +119,7 @@ def _common(a: ChecksumSeries, b: ChecksumSeries, depth: Sequence[str]) -> _Comm
     return _Common(steps, names, known, known & (first != second))
 
 
-def _with_stage(bits: Bits, common: Mapping[str, _Common]) -> Bits:
+def _with_stage(bits: Bits, common: Mapping[str, _Common], depth: Depth) -> Bits:
     """The stage, where the checksums of the step itself and of the one before it show it."""
     step = bits.apart_at
     assert step is not None
@@ -117,6 +131,8 @@ def _with_stage(bits: Bits, common: Mapping[str, _Common]) -> Bits:
         return bits
     if not apart:
         return bits._replace(stage="optimizer")
+    if depth.source == "several losses":
+        return bits
     if with_gradient[-1] in apart:
         return bits._replace(stage="forward")
     return bits._replace(stage="backward", begun_in=apart[-1])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from tbnum.compare.align import Aligned, aligned, shared, shared_names
-from tbnum.compare.bits import Bits, compare_bits
+from tbnum.compare.bits import Bits, Depth, compare_bits
 from tbnum.compare.distance import Distance, differing, distance
 from tbnum.compare.noise import Verdict, judged
 from tbnum.compare.settings import Setting, settings_apart
@@ -76,6 +76,9 @@ class Difference:
     """Where within `first_step` it began: "forward", "backward", "optimizer"; None: the record cannot say."""
     tensors: tuple[str, ...]  # in which it is seen first, the deepest last
     begun_in: str | None  # of the stage "backward": the deepest of them
+    depth_from: str | None
+    """What a stage "forward" or "backward" goes by: the order of use that the "forward" recorded, else that of the
+    "model" or of the "optimizer"."""
     columns: tuple[Distance, ...]
     verdicts: tuple[Verdict, ...]
     events: tuple[EventsApart, ...]
@@ -143,7 +146,8 @@ def diff(
     exact = rtol == atol == 0.0 and columns is None and by == "step"
     distances = tuple(distance(one.steps, other.steps, rows, name, rtol, atol) for name in rows.columns)
     seen = {each.column: each.first_step for each in distances if each.first_step is not None}
-    bits = compare_bits(one.checksums, other.checksums, until=until, depth=_depth(one)) if by == "step" else Bits()
+    depth = Depth.of(one.meta)
+    bits = compare_bits(one.checksums, other.checksums, until=until, depth=depth) if by == "step" else Bits()
     if exact:
         seen |= _seen_in_bits(one, other, rows, bits)
     tensors = bits.tensors if exact else ()
@@ -166,6 +170,7 @@ def diff(
         stage=bits.stage if bits.apart_at == first_step else None,
         tensors=tensors,
         begun_in=bits.begun_in if bits.apart_at == first_step else None,
+        depth_from=depth.source if bits.apart_at == first_step and bits.stage in ("forward", "backward") else None,
         columns=distances,
         verdicts=_verdicts(groups, noise, paired, until),
         events=_events_apart(one, other, rows),
@@ -184,12 +189,6 @@ def _as_group(runs: Compared | Sequence[Compared]) -> list[Compared]:
     if not group:
         raise ValueError("there is no run to compare: an empty list was given.")
     return group  # type: ignore[return-value]
-
-
-def _depth(run: Compared) -> list[str]:
-    """The names of tensors in the order of the model; none where the log does not have it."""
-    depth = run.meta.get("depth")
-    return [str(name) for name in depth] if isinstance(depth, list) else []
 
 
 def _pair(a: list[Compared], b: list[Compared]) -> tuple[Compared, Compared, bool]:

@@ -15,7 +15,7 @@ from tbnum.log.writer import LogWriter
 
 __all__ = ["write_reference"]
 
-_RECORDED = ("seed", "config", "optimizers", "scaler", "parameters", "depth", "versions", "world_size")
+_RECORDED = ("seed", "config", "optimizers", "scaler", "parameters", "depth", "depth_from", "versions", "world_size")
 _OF_TENSORS = ("grad_norm", "param_norm")
 
 

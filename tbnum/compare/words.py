@@ -56,7 +56,8 @@ def sentence(difference: Difference) -> str:
         text += f", in {_names(difference.tensors)}"
     if difference.stage is not None:
         where = f", begun in {difference.begun_in}" if difference.begun_in else ""
-        return f"{text}; {_STAGES[difference.stage]}{where}."
+        unsure = "" if difference.depth_from in (None, "forward") else f" (by the order of the {difference.depth_from})"
+        return f"{text}; {_STAGES[difference.stage]}{where}{unsure}."
     return f"{text}; it began there or before."
 
 

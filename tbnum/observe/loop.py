@@ -15,6 +15,7 @@ from torch import Tensor
 from tbnum.observe.assembly import Assembly
 from tbnum.observe.attempt import Attempt, Loss, Outcome, Update
 from tbnum.observe.caller import steps_on_the_stack, users_line
+from tbnum.observe.depth import Used
 from tbnum.observe.given_up import some_versions, was_given_up
 from tbnum.observe.gradients import leads_to, parameters_of
 from tbnum.observe.meter import Meter
@@ -57,6 +58,7 @@ class Loop(Watcher):
         self.on_observation: Callable[[Observation], None] = _nobody
         self.on_unused: Callable[[str, int], None] = _nobody  # optimizer, backwards
         self.on_found: Callable[[torch.amp.GradScaler], None] = _nobody
+        self.on_depth: Callable[[list[Used] | None, bool], None] = _nobody
         self.logged: list[Loss] = []  # reported before the attempt that they are of has begun
         self._thread = threading.get_ident()  # in which the loop runs
         self._strangers: Counter[int] = Counter()  # backwards of others, by thread

@@ -16,6 +16,7 @@ from torch import Tensor
 from tbnum.observe.attempt import UNKNOWN, Loss
 from tbnum.observe.caches import Caches
 from tbnum.observe.caller import users_line
+from tbnum.observe.depth import order_of_use
 from tbnum.observe.given_up import some_versions
 from tbnum.observe.gradients import Gradients, Marks, dtypes_behind, leads_to_others, parameters_of
 from tbnum.observe.loop import MANY_UNUSED, Loop
@@ -66,6 +67,7 @@ class Losses(Part):
         self._checked_scalers: set[int] = set()
         self._caches = Caches()
         self._follows_scale = False  # the next loss may be made of gradients of a scaled one
+        self._has_depth = False
 
     @property
     def is_running(self) -> bool:
@@ -136,14 +138,14 @@ class Losses(Part):
         self._running = None
         if failed and running._loss is None:
             running._loss = Loss(UNKNOWN, is_known=False)
-        reached = False
+        reached = 0
         for track, before in running.before:
             optimizer = track._optimizer()
             if optimizer is None:
                 continue
             now = Gradients.of(optimizer)
             if now.tensors and not now.same_as(before):
-                reached = True
+                reached += 1
                 self._arrives(track, running, now)
             elif track.open is None:
                 track.leftovers.went()  # as far as this backward goes: it did not reach them
@@ -151,6 +153,9 @@ class Losses(Part):
         if reached:
             self._follows_scale = False
             loop.assembly.batch_ids.backward()
+            if not self._has_depth:
+                self._has_depth = True
+                loop.on_depth(order_of_use(running.roots, loop.optimizers()), reached == len(running.before))
             return
         self._caches.note(running.roots)
         if loop.meter.layouts.unreduced_have_changed():

@@ -15,6 +15,7 @@ import torch
 
 from tbnum.observe.assembly import Assembly
 from tbnum.observe.clips import Clips
+from tbnum.observe.depth import Used
 from tbnum.observe.loader import BatchIds
 from tbnum.observe.loop import Loop
 from tbnum.observe.losses import Losses
@@ -46,6 +47,7 @@ class StepObserver:
         on_close: Callable[[int], None],
         on_unused: Callable[[str, int], None],
         on_found: Callable[[torch.amp.GradScaler], None],
+        on_depth: Callable[[list[Used] | None, bool], None],
         verify_interval: int,
         tensor_interval: int,
         histogram_interval: int,
@@ -66,7 +68,7 @@ class StepObserver:
         )
         self._loop = Loop(optimizers, scaler, own_scale, assembly, meter)
         self._loop.on_observation, self._loop.on_first_step = on_observation, on_first_step
-        self._loop.on_unused, self._loop.on_found = on_unused, on_found
+        self._loop.on_unused, self._loop.on_found, self._loop.on_depth = on_unused, on_found, on_depth
         self.losses = Losses(self._loop)
         self.clips = Clips(self._loop)
         self.scalers = Scalers(self._loop)
