@@ -567,6 +567,32 @@ def test_waiting_tables_are_bounded_whatever_hangs(tmp_path: Path) -> None:
     assert lost + len(Run(tmp_path).tensors["absmax"].steps) == 2000 and 0 < lost < 1500
 
 
+def test_the_tables_of_one_step_are_taken_together_however_large(tmp_path: Path) -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    def block() -> None:
+        entered.set()
+        gate.wait()
+
+    names = tuple(map(str, range(10_000)))
+    log = open_log(tmp_path)
+    log.submit(block)
+    log.write_event(skip(0))
+    assert entered.wait(30)
+    unknown = np.full(len(names), np.nan)
+    for step in (0, 1):
+        for source in ("gradient", "parameter", "update", "activation"):
+            counts = np.ones((len(names), BINS), np.int32)  # 10 MB
+            log.write_histogram(HistogramTable(step, names, source, counts, unknown, unknown))
+    gate.set()
+    log.close()
+    assert log.dropped == {"writing tensors too slow": 4}  # all of step 1, none of step 0
+    run = Run(tmp_path)
+    assert {source: list(run.histograms[source].steps) for source in run.histograms} == dict.fromkeys(
+        ("gradient", "parameter", "update", "activation"), [0]
+    )
+
+
 def test_past_max_tensor_bytes_only_histories_and_failures_are_written(tmp_path: Path) -> None:
     log = open_log(tmp_path, max_tensor_bytes=20_000)
     with warnings.catch_warnings(record=True) as caught:

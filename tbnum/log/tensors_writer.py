@@ -48,7 +48,7 @@ class TensorsWriter:
     """Tables that wait, and the file they go to, which is made for the first of them.
 
     `give` is called by the training thread; everything else by the background thread, or after its end. Waiting
-    tables are bounded at 32 MB (a single one may be larger). From `max_bytes` on the file takes no more tables of the
+    tables are bounded at 32 MB, but those of one step are taken together, however large. From `max_bytes` on the file takes no more tables of the
     interval; those around warnings and errors still are written.
     """
 
@@ -60,6 +60,7 @@ class TensorsWriter:
         self._waiting: deque[_Waiting] = deque()
         self._given_bytes = 0  # each is changed by one thread alone
         self._taken_bytes = 0
+        self._newest_step: int | None = None  # of which a table was taken
         self._full = False
         self._file: RecordAppender | None = None
         self._known: set[int] = set()  # names and columns that were written since `_repeat_at` was set
@@ -83,9 +84,11 @@ class TensorsWriter:
             self._count(LIMIT_REACHED, warning=self._limit_warning())
             return False
         waiting = self._given_bytes - self._taken_bytes
-        if waiting and waiting + entry.bytes > _PENDING_BYTES:
+        # A large model has more than that at one step, on whose tables the bound is not: its parameters are larger yet.
+        if waiting and waiting + entry.bytes > _PENDING_BYTES and table.step != self._newest_step:
             self._count("writing tensors too slow")
             return True
+        self._newest_step = table.step
         self._given_bytes += entry.bytes
         self._waiting.append(entry)
         return not entry.regular or waiting + entry.bytes > _BYTES_AT_ONCE
