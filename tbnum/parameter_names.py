@@ -12,7 +12,7 @@ from torch import nn
 from tbnum.observe.gradients import parameters_of
 from tbnum.observe.names import named_parameters
 
-__all__ = ["ParameterNames"]
+__all__ = ["MAX_NAMES_IN_META", "ParameterNames"]
 
 MAX_NAMES_IN_META = 1000
 

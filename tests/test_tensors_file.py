@@ -588,9 +588,8 @@ def test_the_tables_of_one_step_are_taken_together_however_large(tmp_path: Path)
     log.close()
     assert log.dropped == {"writing tensors too slow": 4}  # all of step 1, none of step 0
     run = Run(tmp_path)
-    assert {source: list(run.histograms[source].steps) for source in run.histograms} == dict.fromkeys(
-        ("gradient", "parameter", "update", "activation"), [0]
-    )
+    steps = {source: list(run.histograms[source].steps) for source in run.histograms}
+    assert steps == {source: [0] for source in ("gradient", "parameter", "update", "activation")}
 
 
 def test_past_max_tensor_bytes_only_histories_and_failures_are_written(tmp_path: Path) -> None:

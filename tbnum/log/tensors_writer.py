@@ -48,8 +48,8 @@ class TensorsWriter:
     """Tables that wait, and the file they go to, which is made for the first of them.
 
     `give` is called by the training thread; everything else by the background thread, or after its end. Waiting
-    tables are bounded at 32 MB, but those of one step are taken together, however large. From `max_bytes` on the file takes no more tables of the
-    interval; those around warnings and errors still are written.
+    tables are bounded at 32 MB, but those of one step are taken together, however large. From `max_bytes` on the file
+    takes no more tables of the interval; those around warnings and errors still are written.
     """
 
     def __init__(self, path: Path, session: Mapping[str, Any], max_bytes: int, count: Count) -> None:
