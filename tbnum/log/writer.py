@@ -52,8 +52,8 @@ class LogWriter:
 
     Rows go out every `flush_seconds` (sooner at first), every `chunk_steps` rows, and right after an event. Unwritten
     rows are bounded at 24 MB, tables at 32 MB and those of one step. Tables go to `<same name>.tensors.tbnum`, which is
-    made with the first one and takes the regular ones only up to `max_tensor_bytes`. In a forked child the writer does nothing. Deleting
-    the writer, or the end of the interpreter, writes what is pending, as `close` does.
+    made with the first one and takes the regular ones only up to `max_tensor_bytes`. In a forked child the writer does
+    nothing. Deleting the writer, or the end of the interpreter, writes what is pending, as `close` does.
     """
 
     def __init__(
