@@ -67,7 +67,7 @@ def crowded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def run_of(command: list[str]) -> str:
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -82,7 +82,7 @@ def test_training_goes_on_without_a_terminal(stderr: str, tmp_path: Path) -> Non
         "    parameter.sum().backward(); optimizer.step()\n"
         "print('done')\n"
     )
-    done = subprocess.run([*warm.python(), "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*warm.python(), "-c", program], capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 

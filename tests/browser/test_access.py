@@ -42,8 +42,9 @@ def test_axe_finds_no_violation(shared: TensorBoard, look: Look, axe: str, dock:
     panel.frame.locator("summary", has_text="Views").click()
     if dark:
         panel.page.evaluate("document.body.classList.add('dark-mode')")
+        expect(panel.frame.locator("html.dark")).to_have_count(1)
     frame = next(frame for frame in panel.page.frames if frame != panel.page.main_frame)
-    frame.wait_for_timeout(300)
+    frame.evaluate("Promise.all(document.getAnimations().map(({ finished }) => finished))")
     frame.evaluate(axe)
     violations = frame.evaluate("axe.run(document, {iframes: false}).then(({violations}) => violations)")
     assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in violations] == []
