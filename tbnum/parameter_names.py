@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -48,6 +48,13 @@ class ParameterNames:
             uses = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
             found += [name for name, each in named_parameters(prefix, module) if uses[id(each)] == 1]
         return found if len(found) <= MAX_NAMES_IN_META else []
+
+    def used(self, order: Sequence[tuple[str, int]]) -> list[str]:
+        """Of parameters, by their optimizer and their place there, the names; empty of very many."""
+        if len(order) > MAX_NAMES_IN_META:
+            return []
+        names = {name: self.names_of(name) for name, _ in order}
+        return [names[name][place] for name, place in order]
 
     def frozen(self) -> list[str]:
         """Names of the parameters that require no gradient now; of many the first."""

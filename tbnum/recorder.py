@@ -279,9 +279,8 @@ class Recorder:
         """The first backward shows in which order the forward used the parameters, or does not; or of which alone."""
         if order is None:
             self._log.update_meta(depth_from="model" if is_one_loss else "several losses")
-        elif len(order) <= MAX_NAMES_IN_META:
-            names = {name: self.names.names_of(name) for name, _ in order}
-            self._log.update_meta(depth=[names[name][place] for name, place in order], depth_from="forward")
+        else:
+            self._log.update_meta(depth=self.names.used(order), depth_from="forward")
 
     def _take_layout(self, name: str, layout: Layout) -> None:
         names = self.names.names_of(name)

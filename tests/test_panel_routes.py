@@ -15,6 +15,7 @@ from tbnum.compare.words import sentence
 from tbnum.explain import what_led_here
 from tbnum.log.reader import Run
 from tbnum.log.schema import step_columns
+from tbnum.log.tensors import TensorTable
 from tbnum.log.writer import LogWriter
 from tensorboard_plugin_tbnum import runs
 from tests.recorded import META, append, record, skip
@@ -156,3 +157,69 @@ def test_files_of_a_view_hold_its_steps_and_no_others(panel: Panel) -> None:
     events = panel.get("export", run="scaled", what="events", format="csv", from_=21).get_data(as_text=True)
     assert "skip" not in events
     assert "is greater" in panel.refused(400, "export", run="scaled", from_=9, to=3)
+
+
+# -- what a difference of two runs is drawn from
+
+
+def test_the_ratio_of_columns_at_equal_updates_is_that_of_the_records(panel: Panel, tmp_path: Path) -> None:
+    """The panel divides two lines of `overlay`; here the records are divided, update by update."""
+    chance = np.random.default_rng(2)
+    values = {name: 1 + chance.random((2, 60)) for name in ("loss", "grad_norm")}
+    skips = ({5, 6, 30}, {0, 17})
+    for at, name in enumerate(("one", "other")):
+        given = {
+            step: {**{column: float(of[at, step]) for column, of in values.items()}, "skipped": step in skips[at]}
+            for step in range(60)
+        }
+        record(tmp_path / name, range(60), given)
+    panel = Panel(tmp_path)
+    _, arrays = panel.binary("overlay", line=['["one"]', '["other"]'], columns="loss,grad_norm", x="updates")
+    updates = [np.cumsum([step not in skipped for step in range(60)]) for skipped in skips]
+    for column, of in values.items():
+        expected = {
+            update: of[0, np.flatnonzero(updates[0] == update)[-1]] / of[1, np.flatnonzero(updates[1] == update)[-1]]
+            for update in range(1, 58)
+        }
+        lines = [
+            dict(zip(arrays[f"{at}/x"].tolist(), arrays[f"{at}/{column}/last"].tolist(), strict=True)) for at in (0, 1)
+        ]
+        ratio = {update: lines[0][update] / lines[1][update] for update in lines[0] if update in lines[1]}
+        assert set(expected) <= set(ratio)
+        assert [ratio[update] for update in expected] == pytest.approx(list(expected.values()), rel=1e-6)
+
+
+def test_the_ratio_of_two_heat_maps_is_that_of_the_tables(panel: Panel, tmp_path: Path) -> None:
+    chance = np.random.default_rng(4)
+    names = ("embed", "block.0", "block.1", "head")
+    norms = {name: 1 + chance.random((100, len(names))) for name in ("one", "other")}
+    for name, of in norms.items():
+        log = LogWriter(tmp_path / name, columns=step_columns({"optimizer": 1}), meta=META)
+        append(log, range(100))
+        for step in range(0, 100, 5):
+            log.write_tensors(TensorTable(step, names, {"grad_norm": of[step]}))
+        log.close()
+    panel = Panel(tmp_path)
+    headers, cells = zip(
+        *(panel.binary("heatmap", run=name, column="grad_norm", buckets=64) for name in norms), strict=True
+    )
+    assert headers[0]["rows"] == headers[1]["rows"] == list(names)
+    assert cells[0]["step"].tolist() == cells[1]["step"].tolist() == list(range(0, 100, 5))
+    ratio = (cells[0]["max"] / cells[1]["max"]).reshape(len(names), -1)
+    np.testing.assert_allclose(ratio.T, (norms["one"] / norms["other"])[::5], rtol=1e-6)
+
+
+def test_the_first_step_apart_is_the_first_at_which_a_recorded_value_is_another(panel: Panel, tmp_path: Path) -> None:
+    chance = np.random.default_rng(6)
+    losses = np.round(chance.random(80), 3)
+    for name, changed in (("one", {}), ("other", {53: 1e-12, 70: 0.5})):
+        record(
+            tmp_path / name, range(80), {step: {"loss": losses[step] + changed.get(step, 0.0)} for step in range(80)}
+        )
+    one, other = (Run(tmp_path / name).steps for name in ("one", "other"))
+    columns = [column for column in one if column != "wall_time"]
+    same = [
+        all(one[column][at] == other[column][at] or (one[column][at] != one[column][at]) for column in columns)
+        for at in range(80)
+    ]
+    assert Panel(tmp_path).json("apart", a="one", b="other")["first_step"] == same.index(False) == 53
