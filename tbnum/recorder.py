@@ -35,7 +35,7 @@ from tbnum.log.tensors import TensorTable
 from tbnum.log.writer import LogWriter
 from tbnum.observe.records import Observation, OptimizerRecord, StepRecord
 from tbnum.observe.shards import Layout, Parts
-from tbnum.parameter_names import MAX_NAMES_IN_META, ParameterNames
+from tbnum.parameter_names import ParameterNames
 from tbnum.rank_records import RankRecords
 from tbnum.repeats import Repeats
 from tbnum.step_rows import Row, StepRows
