@@ -329,6 +329,11 @@ def test_the_list_of_runs_shows_how_each_does_and_is_put_in_that_order(shared: T
 
 
 def test_a_baseline_and_a_step_that_are_not_there_leave_the_rest_at_work(shared: TensorBoard, look: Look):
-    panel = look(shared, trouble=True).open("demo", base="gone", against="ratio", tensors="led", led="0").drawn()
+    place = {"over": "tensors", "base": "gone", "against": "ratio", "tensors": "led", "led": "0"}
+    panel = look(shared, trouble=True).open("demo", **place).drawn()
+    card = panel.frame.get_by_role("region", name="Difference from the baseline")
+    expect(card.locator(".apart")).to_have_text(
+        "This run is not there: it may have been moved or deleted. Nothing is held against it."
+    )
     expect(panel.frame.locator(".dock-message")).to_contain_text("no step before")
     expect(panel.frame.locator("[data-chart=loss] .key")).not_to_contain_text("ratio")

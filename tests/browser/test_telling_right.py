@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+import tbnum
 from tbnum.log.schema import step_columns
 from tbnum.log.writer import LogWriter
 from tests.browser import training
@@ -19,7 +21,7 @@ Look = Callable[..., Panel]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> TensorBoard:
+def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("logdir")
     training.demo_like(root / "demo")
     training.with_tensors(root / "tensors", steps=120)
@@ -39,7 +41,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> TensorBoard:
         run.advance()
         run.floor = 1.55
         run.advance(299)
-    server = TensorBoard(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def shared(logdir: Path) -> TensorBoard:
+    server = TensorBoard(logdir)
     yield server
     server.stop()
 
@@ -104,12 +111,23 @@ def test_a_link_brings_smoothing_filters_and_views_and_leaves_the_readers_own_al
     expect(loss).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_gradient_norm_in_the_table_of_the_heat_map_is_headed_so(shared: TensorBoard, look: Look):
+def test_a_gradient_norm_in_the_table_of_the_heat_map_is_headed_so(shared: TensorBoard, logdir: Path, look: Look):
     panel = look(shared).open("tensors", tensors="heatmap")
     panel.frame.get_by_label("What the colours show").select_option(label="Not finite")
     panel.frame.get_by_role("button", name="Table", exact=True).click()
     heads = panel.frame.locator(".heat-table th[scope=col]")
     expect(heads.filter(has_not_text="in view")).to_have_text(["Tensor", "Gradient norm", "Not finite"])
+    expect(heads.filter(has_text="in view")).not_to_have_count(0)
+    trends = [head.removesuffix(" in view") for head in heads.filter(has_text="in view").all_text_contents()]
+    assert trends[0] == "Gradient norm" and "Not finite" not in trends and len(trends) == len(set(trends))
+    name, line = panel.frame.locator(".heat-table tbody tr").first.evaluate(
+        "row => [row.cells[0].textContent, row.cells[3].querySelector('.visually-hidden').textContent]"
+    )
+    _, names, values = tbnum.read(logdir)["tensors"].tensors["grad_norm"]
+    norms = values[:, list(names).index(name)]
+    finite = norms[np.isfinite(norms) & (norms > 0)]
+    shown = [float(text.replace(",", "")) for text in line.split(" to ")]
+    assert shown == pytest.approx([finite[0], finite[-1]], rel=6e-3)
 
 
 def test_nothing_that_can_be_tabbed_to_is_hidden_from_screen_readers(shared: TensorBoard, look: Look):
@@ -204,3 +222,11 @@ def test_the_mean_of_seeds_says_how_many_are_left(tmp_path: Path, serve, look: L
     expect(group).not_to_contain_text("of 3")
     plot.hover(position={"x": box["width"] * 0.8, "y": 40})
     expect(group).to_contain_text("(2 of 3)")
+
+
+def test_an_outlier_of_a_run_beside_it_flattens_nothing_either(shared: TensorBoard, look: Look):
+    panel = with_others(look(shared), "demo", ["outlier"], smoothing="0").drawn()
+    reach = panel.frame.locator("[data-chart=loss] .reach")
+    expect(reach).to_have_text("1 outlier left out")
+    reach.click()
+    expect(reach).to_have_text("with outliers")

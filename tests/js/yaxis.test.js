@@ -14,6 +14,8 @@ test("a point that flattens the rest is left out, and what does not is no outlie
   assert.equal(withoutOutliers(points(...falling, 20)), null, "the rest has a quarter of the height");
   assert.equal(withoutOutliers(points(1, 2, 1e9)), null, "a few points are all worth seeing");
   assert.equal(withoutOutliers(points(90, 60, 30, ...falling)), null, "what a curve begins with is none");
+  const beside = withoutOutliers(points(...falling), points(40, 20, ...falling, 1e6));
+  assert.ok(beside[1] >= 40 && beside[1] < 100, `of other runs too, and each begins as it does: ${beside}`);
   assert.equal(withoutOutliers(points(...new Array(100).fill(1), 7)), null, "of what is constant nothing is an outlier");
 });
 

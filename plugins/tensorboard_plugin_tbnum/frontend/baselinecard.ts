@@ -24,17 +24,21 @@ export class BaselineCard {
     const runs = data.active && held.length ? data.singles.slice(0, MOST_RUNS) : [];
     this.element.hidden = !runs.length;
     if (!runs.length) return;
+    if (!data.scene?.rows.some(({ run }) => run === held[0])) return this.#draw(held, [element("p", "apart",
+      "This run is not there: it may have been moved or deleted. Nothing is held against it.")]);
     const parts = runs.map((run) => ({ run, apart: this.judged.apartOf(run), band: this.judged.bandOf(run) }));
     const drawn = JSON.stringify([held, parts, data.singles.length]);
     if (drawn === this.drawn) return;
     this.drawn = drawn;
-    const close = iconButton("✕", "Let go of the baseline", () => this.store.set({ baseline: null, against: "off" }));
     const left = data.singles.length - runs.length;
-    this.element.replaceChildren(
-      element("header", "card-head", element("h2", {}, `Held against ${lineName(held)}`), close),
-      ...runs.flatMap((run) => this.#part(run, held)),
-      ...(left > 0 ? [element("p", "quiet", `${counted(left, "more run")} in the charts`)] : []),
-    );
+    this.#draw(held, [...runs.flatMap((run) => this.#part(run, held)),
+      ...(left > 0 ? [element("p", "quiet", `${counted(left, "more run")} in the charts`)] : [])]);
+  }
+
+  #draw(held: string[], content: HTMLElement[]) {
+    const close = iconButton("✕", "Let go of the baseline", () => this.store.set({ baseline: null, against: "off" }));
+    const head = element("header", "card-head", element("h2", {}, `Held against ${lineName(held)}`), close);
+    this.element.replaceChildren(head, ...content);
   }
 
   #part(run: string, held: string[]) {

@@ -159,6 +159,7 @@ function drawPauses({ ctx, bbox }: Plot, pauses: [number, number][], at: (step: 
   ctx.setLineDash([2 * ratio, 3 * ratio]);
   ctx.font = `${10 * ratio}px ${FONT}`;
   ctx.textBaseline = "top";
+  ctx.textAlign = "left"; // uPlot leaves that of its labels
   let written = -Infinity;
   for (const [step, seconds] of pauses) {
     const x = at(step);

@@ -16,11 +16,10 @@ import { DRAWN, modelOf } from "./model.ts";
 import { optimizerSelect } from "./optimizers.ts";
 import { makePane } from "./pane.ts";
 import { Pointer } from "./pointer.ts";
-import { PADDING_RIGHT, makePlot, xLabel } from "./plot.ts";
+import { PADDING_RIGHT, makePlot, setWidths, xLabel } from "./plot.ts";
 import { NOTHING, lineOf, missingAfter, missingBetween, plotData, sampledLine } from "./plotdata.ts";
 import { below, plotSizes } from "./room.ts";
 import { drawRankLines } from "./ranklines.ts";
-import { lowerBound } from "./sorted.ts";
 import { axisOf, rowOf } from "./state.ts";
 import { CHARTS, RANK_COLUMN, TENSOR_CHART, scaleOf } from "./views.ts";
 import { STEPS_AXIS } from "./xaxis.ts";
@@ -194,7 +193,7 @@ export class Charts {
       if (plot.width !== sizes[index].width || plot.height !== sizes[index].height) plot.setSize(sizes[index]);
       plot.batch(() => {
         if (fresh[index]) plot.setData(pane.data as any, false);
-        this.#setWidths(pane, plot);
+        setWidths(plot, pane, this.seriesOf(pane.spec).step, model.view, this.plotWidth);
         if (pane.empty && !fresh[index]) plot.redraw(false); // why may have changed
         plot.setScale("x", { min, max });
       });
@@ -230,20 +229,6 @@ export class Charts {
     const own = ofTensors ? this.shown.overview : series;
     const missing = missingAfter(own, !!row && isPlain(row));
     return ofTensors ? missingBetween(series, own, missing) : missing;
-  }
-
-  /**
-   * Lines whose points crowd are drawn a pixel wide: where they go up and down in every pixel a wider one shows no
-   * more,
-   * and takes fifty times as long to draw.
-   */
-  #setWidths({ spec, widths }: Pane, plot: Plot) {
-    const { step } = this.seriesOf(spec);
-    const [from, to] = this.shown.view;
-    const crowded = 2 * (lowerBound(step, to) - lowerBound(step, from)) > this.plotWidth;
-    plot.series.forEach((one, at) => {
-      if (widths[at]) one.width = crowded ? 1 : widths[at];
-    });
   }
 
   seriesOf(spec: ChartSpec): SeriesLike {

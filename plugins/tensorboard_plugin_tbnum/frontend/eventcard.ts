@@ -34,30 +34,8 @@ export class EventCard {
     this.element.dataset.place = drawn;
     this.element.className = `card severity-${event.severity}`;
     const { store } = this;
-    const title = eventTitle(event.kind);
-    const where = [
-      `Step ${formatCount(event.step)}`,
-      event.elapsed == null ? "" : `${formatElapsed(event.elapsed)} after the start`,
-      event.optimizer === "optimizer" ? "" : event.optimizer,
-    ];
     const parts: Node[] = [
-      element(
-        "header",
-        "card-head",
-        icon(laneKind(event.kind)),
-        element("h2", {}, title),
-        element(
-          "div",
-          "card-buttons",
-          iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => goOn(store, -1), {
-            disabled: index === 0 || !count,
-          }),
-          element("span", "card-place", `${index < 0 ? "–" : formatCount(index + 1)} / ${formatCount(count)}`),
-          iconButton("›", `Next ${title.toLowerCase()} (N)`, () => goOn(store, 1), { disabled: index >= count - 1 }),
-          iconButton("✕", "Close (Esc)", () => select(store, null)),
-        ),
-      ),
-      element("p", "card-where", where.filter(Boolean).join(" · ")),
+      ...this.#head(event, index, count),
       ...causeChip(event.cause).map((chip) => element("p", "card-cause", chip)),
     ];
     if (event.message) parts.push(element("p", "card-message", typeset(event.message)));
@@ -82,6 +60,21 @@ export class EventCard {
     );
     this.element.replaceChildren(...parts, this.values, copies);
     this.element.scrollTop = 0;
+  }
+
+  /** What it is, its place among its kind, and where it was. */
+  #head({ kind, step, elapsed, optimizer }: TbnumEvent, index: number, count: number) {
+    const { store } = this;
+    const title = eventTitle(kind);
+    const where = [`Step ${formatCount(step)}`, elapsed == null ? "" : `${formatElapsed(elapsed)} after the start`,
+      optimizer === "optimizer" ? "" : optimizer];
+    const buttons = element("div", "card-buttons",
+      iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => goOn(store, -1), { disabled: index === 0 || !count }),
+      element("span", "card-place", `${index < 0 ? "–" : formatCount(index + 1)} / ${formatCount(count)}`),
+      iconButton("›", `Next ${title.toLowerCase()} (N)`, () => goOn(store, 1), { disabled: index >= count - 1 }),
+      iconButton("✕", "Close (Esc)", () => select(store, null)));
+    return [element("header", "card-head", icon(laneKind(kind)), element("h2", {}, title), buttons),
+      element("p", "card-where", where.filter(Boolean).join(" · "))];
   }
 
   /** Whether the log has tensors, so that a name leads somewhere. */

@@ -70,7 +70,7 @@ export class LedHere {
       this.body.replaceChildren(...quantities.map((one) => this.#row(one, first, step)));
       this.samples.textContent = samplesText(answer);
       this.missing.textContent = missing.length
-        ? `Not recorded in these steps, and not ranked: ${missing.map(words).join(", ")}.` : "";
+        ? `Too few values in these steps to be ranked: ${missing.map(words).join(", ")}.` : "";
     } catch (error) {
       if (!(error instanceof RouteError) && !(error instanceof Unreachable)) throw error;
       if (this.shown !== shown) return;

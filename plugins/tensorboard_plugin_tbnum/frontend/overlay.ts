@@ -171,6 +171,18 @@ export class Overlay {
     return low <= high ? [low, high] : null;
   }
 
+  /** The points of each line in view, with its value on a chart's axis. */
+  inView(spec: ChartSpec, scale: Scale): number[][][] {
+    if (spec.id === "tensor") return [];
+    const [from, to] = this.data.scene?.range() ?? [0, 0];
+    return this.data.shown.map((line) => {
+      const { values } = this.#points(line, spec, scale);
+      return (values ?? []).flatMap((value, at) =>
+        value === null || line.x[at] < from || line.x[at] > to ? [] : [[value]]
+      );
+    });
+  }
+
   drawLines(plot: Plot, spec: ChartSpec, scale: Scale) {
     const lines = this.data.shown;
     this.ends.delete(spec.id);

@@ -57,6 +57,15 @@ const MOST_NUMBERED = 10; // lines in a chart; of more the numbers would not sta
 const LEAD_FROM = 3; // pixels that a number may stand from its line's end without being led to
 const NUMBER_GAP = 11; // pixels from a line's end, so that a mark there leaves the number free
 
+/** From values to pixels of a plot's canvas. */
+type Places = { px: (x: number) => number; py: (y: number) => number; from: number; to: number };
+
+function placesIn({ bbox, scales: { x, y } }: Plot): Places {
+  const [x0, x1, y0, y1] = [x.min ?? 0, x.max ?? 1, y.min ?? 0, y.max ?? 1];
+  return { px: (at) => bbox.left + ((at - x0) / (x1 - x0)) * bbox.width,
+    py: (at) => bbox.top + (1 - (at - y0) / (y1 - y0)) * bbox.height, from: x0, to: x1 };
+}
+
 /**
  * @param points of each
  * @param dark 0 or 1 @param looked the line that a person looks at: the others are faint
@@ -66,10 +75,7 @@ export function drawRuns(plot: Plot, spec: ChartSpec, lines: OverlayLine[], poin
   looked: number | null): LineEnd[] {
   const { ctx, bbox } = plot;
   const ratio = devicePixelRatio || 1;
-  const { min: x0 = 0, max: x1 = 1 } = plot.scales.x;
-  const { min: y0 = 0, max: y1 = 1 } = plot.scales.y;
-  const px = (x: number) => bbox.left + ((x - (x0 as number)) / (Number(x1) - Number(x0))) * bbox.width;
-  const py = (y: number) => bbox.top + (1 - (y - Number(y0)) / (Number(y1) - Number(y0))) * bbox.height;
+  const places = placesIn(plot);
   const ends = [] as LineEnd[];
   ctx.save();
   ctx.beginPath();
@@ -85,58 +91,63 @@ export function drawRuns(plot: Plot, spec: ChartSpec, lines: OverlayLine[], poin
     if (!values) continue;
     const color = line.colors[dark];
     const faded = looked !== null && looked !== at;
-    const from = Math.max(0, lowerBound(line.x, Number(x0)) - 1);
-    const to = Math.min(line.x.length - 1, lowerBound(line.x, Number(x1)));
+    const within: [number, number] = [Math.max(0, lowerBound(line.x, places.from) - 1),
+      Math.min(line.x.length - 1, lowerBound(line.x, places.to))];
     ctx.fillStyle = color;
     for (const { low, high, alpha } of bands) {
       ctx.globalAlpha = faded ? alpha / 5 : at === looked ? alpha : alpha * lightness;
-      fillBetween(ctx, line, low, high, from, to, px, py);
+      fillBetween(ctx, line, low, high, ...within, places.px, places.py);
     }
     ctx.globalAlpha = faded ? 0.22 : 1;
     ctx.strokeStyle = color;
     // of a pixel: wider ones that zigzag take fifty times as long
     ctx.lineWidth = (at === looked ? 2.5 : line.runs.length > 1 ? 1.75 : 1) * ratio;
-    ctx.setLineDash(line.dash.map((length) => length * ratio));
-    const sparse = !!spec.lines[0].sparse;
-    ctx.beginPath();
-    let open = false;
-    let last = -1;
-    let whole = true;
-    for (let index = from; index <= to; index++) {
-      const value = values[index];
-      if (whole && line.runs.length > 1 && aliveAt(line, line.x[index]) < line.runs.length) {
-        whole = false; // from here on a mean of those that are left: dotted
-        ctx.stroke();
-        ctx.beginPath();
-        ctx.setLineDash([1.5 * ratio, 3 * ratio]);
-        const before = last < 0 ? null : values[last];
-        if (open && before !== null) ctx.moveTo(px(line.x[last]), py(before));
-      }
-      if (line.missing.has(index - 1)) open = false;
-      if (value === null) {
-        if (!sparse) open = false;
-        continue;
-      }
-      const [x, y] = [px(line.x[index]), py(value)];
-      if (open && spec.lines[0].stepped && line.runs.length === 1) ctx.lineTo(x, py(values[last] as number));
-      if (open) ctx.lineTo(x, y);
-      else {
-        ctx.moveTo(x, y);
-        if (values[index + 1] == null || line.missing.has(index)) ctx.lineTo(x + ratio, y); // one alone is a dot
-      }
-      open = true;
-      last = index;
-    }
-    ctx.stroke();
-    if (last >= 0 && (looked === null || looked === at)) {
-      while (last > from && (values[last] === null || line.x[last] > Number(x1))) last -= 1;
-      const value = values[last];
-      if (value !== null)
-        ends.push({ x: Math.min(px(line.x[last]), bbox.left + bbox.width), y: py(value), text: String(at + 2), color });
-    }
+    let last = strokeRun(ctx, spec, line, values, within, places);
+    if (last < 0 || faded) continue;
+    while (last > within[0] && (values[last] === null || line.x[last] > places.to)) last -= 1;
+    const value = values[last];
+    if (value !== null)
+      ends.push({ x: Math.min(places.px(line.x[last]), bbox.left + bbox.width), y: places.py(value),
+        text: String(at + 2), color });
   }
   ctx.restore();
   return ends;
+}
+
+/** A run's line, or the mean of several. @returns its last point, -1 where there is none */
+function strokeRun(ctx: CanvasRenderingContext2D, spec: ChartSpec, line: OverlayLine, values: (number | null)[],
+  [from, to]: [number, number], { px, py }: Places) {
+  const ratio = devicePixelRatio || 1;
+  const [{ sparse, stepped }] = spec.lines;
+  ctx.setLineDash(line.dash.map((length) => length * ratio));
+  ctx.beginPath();
+  let [open, last, whole] = [false, -1, true];
+  for (let index = from; index <= to; index++) {
+    const value = values[index];
+    if (whole && line.runs.length > 1 && aliveAt(line, line.x[index]) < line.runs.length) {
+      whole = false; // from here on a mean of those that are left: dotted
+      ctx.stroke();
+      ctx.beginPath();
+      ctx.setLineDash([1.5 * ratio, 3 * ratio]);
+      const before = last < 0 ? null : values[last];
+      if (open && before !== null) ctx.moveTo(px(line.x[last]), py(before));
+    }
+    if (line.missing.has(index - 1)) open = false;
+    if (value === null) {
+      if (!sparse) open = false;
+      continue;
+    }
+    const [x, y] = [px(line.x[index]), py(value)];
+    if (open && stepped && line.runs.length === 1) ctx.lineTo(x, py(values[last] as number));
+    if (open) ctx.lineTo(x, y);
+    else {
+      ctx.moveTo(x, y);
+      if (values[index + 1] == null || line.missing.has(index)) ctx.lineTo(x + ratio, y); // one alone is a dot
+    }
+    [open, last] = [true, index];
+  }
+  ctx.stroke();
+  return last;
 }
 
 /**

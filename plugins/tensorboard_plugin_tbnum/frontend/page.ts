@@ -59,23 +59,8 @@ export class Page {
       oninput: () => smooth(store, Number(slider.value)) });
     const value = element("output");
     this.smoothing = { slider, value, label: element("label", "smoothing", "Smoothing", slider, value) };
-    this.axisButtons =
-      ([["step", "Step", "By step"], ["time", "Time", "By time since the first step"], ["updates", "Updates",
-        "By updates done: skipped steps are left out"]] as const)
-        .map(([axis, label, title]) => {
-          const made = button(label, title, () => store.set({ axis }));
-          made.dataset.axis = axis;
-          return made;
-        });
-    this.stepField = element("input", { class: "search step-field", type: "text", inputmode: "numeric",
-      placeholder: "Go to step", "aria-label": "Go to step (G)", onkeydown: (event) => {
-        this.stepField.setCustomValidity("");
-        if (event.key !== "Enter" || !this.stepField.value.trim()) return;
-        const step = parseCount(this.stepField.value);
-        if (step !== null) return goToStep(store, step);
-        this.stepField.setCustomValidity("Give the number of a step, as in 1200 or 1,200");
-        this.stepField.reportValidity();
-      } });
+    this.axisButtons = axisButtons(store);
+    this.stepField = stepField(store);
     this.copyStep = copyButton("Copy step", "Every value of the held step as text, for a bug report",
       () => textOfStep(store, api));
     this.findingsButton = button("Findings", "Findings and events as a table; files to save",
@@ -309,6 +294,31 @@ export class Page {
     if (message === null) this.message.replaceChildren();
     else if (this.message.textContent !== message.textContent) this.message.replaceChildren(message);
   }
+}
+
+/** What the x axis counts. */
+function axisButtons(store: PanelStore) {
+  const axes = [["step", "Step", "By step"], ["time", "Time", "By time since the first step"], ["updates", "Updates",
+    "By updates done: skipped steps are left out"]] as const;
+  return axes.map(([axis, label, title]) => {
+    const made = button(label, title, () => store.set({ axis }));
+    made.dataset.axis = axis;
+    return made;
+  });
+}
+
+/** Goes to a step by its number, as people write it. */
+function stepField(store: PanelStore) {
+  const field = element("input", { class: "search step-field", type: "text", inputmode: "numeric",
+    placeholder: "Go to step", "aria-label": "Go to step (G)", onkeydown: (event) => {
+      field.setCustomValidity("");
+      if (event.key !== "Enter" || !field.value.trim()) return;
+      const step = parseCount(field.value);
+      if (step !== null) return goToStep(store, step);
+      field.setCustomValidity("Give the number of a step, as in 1200 or 1,200");
+      field.reportValidity();
+    } });
+  return field;
 }
 
 /** A run in a line: how far it is, then what matters. */

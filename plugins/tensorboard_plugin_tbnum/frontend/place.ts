@@ -31,7 +31,7 @@ export type Place = {
   off: string[];
   find: string;
   /** what of the tensors is open below the charts */
-  dock: "heatmap" | "histogram" | "findings" | "values" | "runs" | "led" | null;
+  dock: (typeof DOCKS)[number] | null;
   /** the step that what led to it is shown of */
   led: number | null;
   /** the step that others are held against */
@@ -44,7 +44,7 @@ export type Place = {
 
 export const PREFIX = "p.tbnum.";
 const TAB = "tbnum";
-const DOCKS = ["heatmap", "histogram", "findings", "values", "runs", "led"];
+const DOCKS = ["heatmap", "histogram", "findings", "values", "runs", "led"] as const;
 
 export function nowhere(): Place {
   return { run: null, zoom: null, axis: "step", event: null, views: null, dock: null, pin: null, column: null,
@@ -52,73 +52,55 @@ export function nowhere(): Place {
     against: "off" };
 }
 
+/** A part of an address: its name, what it makes of a place, and its values in one; what is not there is none. */
+type Part = [name: string, read: (value: string, place: Place) => Partial<Place>, write: (place: Place) => unknown[]];
+
+const onOwn = (name: "run" | "baseline" | "views" | "find" | "column" | "tensor", as: string = name): Part => [as,
+  (value) => ({ [name]: value }), (place) => [place[name] || null]];
+const number = (name: "pin" | "led"): Part => [name,
+  (value) => (/^\d{1,15}$/.test(value) ? { [name]: Number(value) } : {}), (place) => [place[name]]];
+const several = (name: "over" | "off"): Part => [name,
+  (value, place) => ({ [name]: [...new Set([...place[name], value])] }), (place) => place[name]];
+
+/** In the order in which they are written. */
+const PARTS: Part[] = [
+  onOwn("run"),
+  ["steps", (value) => {
+    const [, from, to] = /^(\d+)-(\d+)$/.exec(value) ?? [];
+    return Number(to) > Number(from) ? { zoom: [Number(from), Number(to)] } : {};
+  }, ({ zoom }) => [zoom?.join("-")]],
+  ["x", (value) => ({ axis: value === "time" || value === "updates" ? value : "step" }),
+    ({ axis }) => [axis === "step" ? null : axis]],
+  several("over"),
+  onOwn("baseline", "base"),
+  ["against", (value) => ({ against: value === "difference" || value === "ratio" ? value : "off" }),
+    ({ against }) => [against === "off" ? null : against]],
+  ["seeds", (value) => ({ grouped: value === "grouped" }), ({ grouped }) => [grouped ? "grouped" : null]],
+  onOwn("views"),
+  ["smoothing", (value) => (/^0(\.\d+)?$/.test(value) ? { smoothing: Number(value) } : {}),
+    ({ smoothing }) => [smoothing]],
+  ["optimizer", (value) => (/^\d{1,3}$/.test(value) ? { optimizer: Number(value) } : {}),
+    ({ optimizer }) => [optimizer || null]],
+  several("off"),
+  onOwn("find"),
+  number("pin"),
+  ["tensors", (value) => ({ dock: DOCKS.find((dock) => dock === value) ?? null }), ({ dock }) => [dock]],
+  ["led", number("led")[1], ({ dock, led }) => [dock === "led" ? led : null]],
+  onOwn("column"),
+  onOwn("tensor"),
+  ["event", (value) => {
+    const [, step, kind] = /^(\d+)\.(\w+)$/.exec(value) ?? [];
+    return step === undefined ? {} : { event: { step: Number(step), kind } };
+  }, ({ event }) => [event && `${event.step}.${event.kind}`]],
+];
+
 /** @param hash of TensorBoard's page, `#tbnum&p.tbnum.run=gpt` */
 export function parsePlace(hash: string): Place {
   const place = nowhere();
-  for (const part of hash.replace(/^#/, "").split("&")) {
-    const equals = part.indexOf("=");
-    if (equals < 0 || !part.startsWith(PREFIX)) continue;
-    const value = decoded(part.slice(equals + 1));
-    switch (part.slice(PREFIX.length, equals)) {
-      case "run":
-        place.run = value;
-        break;
-      case "steps": {
-        const [, from, to] = /^(\d+)-(\d+)$/.exec(value) ?? [];
-        if (from !== undefined && Number(to) > Number(from)) place.zoom = [Number(from), Number(to)];
-        break;
-      }
-      case "x":
-        place.axis = value === "time" || value === "updates" ? value : "step";
-        break;
-      case "over":
-        if (!place.over.includes(value)) place.over.push(value);
-        break;
-      case "seeds":
-        place.grouped = value === "grouped";
-        break;
-      case "views":
-        place.views = value;
-        break;
-      case "pin":
-        if (/^\d+$/.test(value)) place.pin = Number(value);
-        break;
-      case "base":
-        place.baseline = value;
-        break;
-      case "against":
-        place.against = value === "difference" || value === "ratio" ? value : "off";
-        break;
-      case "led":
-        if (/^\d+$/.test(value)) place.led = Number(value);
-        break;
-      case "tensors":
-        place.dock = (DOCKS.includes(value) ? value : null) as Place["dock"];
-        break;
-      case "column":
-        place.column = value;
-        break;
-      case "tensor":
-        place.tensor = value;
-        break;
-      case "smoothing":
-        if (/^0(\.\d+)?$/.test(value)) place.smoothing = Number(value);
-        break;
-      case "optimizer":
-        if (/^\d{1,3}$/.test(value)) place.optimizer = Number(value);
-        break;
-      case "off":
-        if (!place.off.includes(value)) place.off.push(value);
-        break;
-      case "find":
-        place.find = value;
-        break;
-      case "event": {
-        const [, step, kind] = /^(\d+)\.(\w+)$/.exec(value) ?? [];
-        if (step !== undefined) place.event = { step: Number(step), kind };
-        break;
-      }
-    }
+  for (const text of hash.replace(/^#/, "").split("&")) {
+    const equals = text.indexOf("=");
+    const part = PARTS.find(([name]) => text.slice(0, Math.max(0, equals)) === PREFIX + name);
+    if (part) Object.assign(place, part[1](decoded(text.slice(equals + 1)), place));
   }
   return place;
 }
@@ -126,27 +108,11 @@ export function parsePlace(hash: string): Place {
 /** The hash with the place in it; what others wrote there stays. */
 export function formatPlace(hash: string, place: Place) {
   const [head, ...others] = hash.replace(/^#/, "").split("&").filter((part) => !part.startsWith(PREFIX));
-  const parts = [head || TAB, ...others];
-  const put = (name: string, value: string) => parts.push(`${PREFIX}${name}=${encodeURIComponent(value)}`);
-  if (place.run !== null) put("run", place.run);
-  if (place.zoom) put("steps", `${place.zoom[0]}-${place.zoom[1]}`);
-  if (place.axis !== "step") put("x", place.axis);
-  for (const run of place.over) put("over", run);
-  if (place.baseline !== null) put("base", place.baseline);
-  if (place.against !== "off") put("against", place.against);
-  if (place.grouped) put("seeds", "grouped");
-  if (place.views) put("views", place.views);
-  if (place.smoothing !== null) put("smoothing", String(place.smoothing));
-  if (place.optimizer) put("optimizer", String(place.optimizer));
-  for (const id of place.off) put("off", id);
-  if (place.find) put("find", place.find);
-  if (place.pin !== null) put("pin", String(place.pin));
-  if (place.dock) put("tensors", place.dock);
-  if (place.dock === "led" && place.led !== null) put("led", String(place.led));
-  if (place.column) put("column", place.column);
-  if (place.tensor) put("tensor", place.tensor);
-  if (place.event) put("event", `${place.event.step}.${place.event.kind}`);
-  return `#${parts.join("&")}`;
+  const own = PARTS.flatMap(([name, _, write]) =>
+    write(place).filter((value) => value !== null && value !== undefined)
+      .map((value) => `${PREFIX}${name}=${encodeURIComponent(String(value))}`)
+  );
+  return `#${[head || TAB, ...others, ...own].join("&")}`;
 }
 
 /** Whether the address is the panel's to write: another tab of TensorBoard keeps its own. */

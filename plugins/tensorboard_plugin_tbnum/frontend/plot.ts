@@ -7,6 +7,7 @@ import { areaOf, drawRanges } from "./canvas.ts";
 import { FONT, element } from "./elements.ts";
 import { counted } from "./format.ts";
 import { aroundGap } from "./plotdata.ts";
+import { lowerBound } from "./sorted.ts";
 import { xTickLabels, xTicks } from "./xaxis.ts";
 import { yLabels, yTicks } from "./yaxis.ts";
 import { reachOf } from "./yreach.ts";
@@ -32,6 +33,18 @@ export function xLabel(axis: Alignment, pauses = 0) {
   const left = pauses ? `, ${counted(pauses, "pause")} left out` : "";
   return { step: "Step", time: `Time since the first step${left}`,
     updates: "Updates done, skipped steps left out" }[axis];
+}
+
+/**
+ * Lines whose points crowd are drawn a pixel wide: where they go up and down in every pixel a wider one shows no more,
+ * and takes fifty times as long to draw.
+ */
+export function setWidths({ series }: Plot, { widths }: Pane, step: Float64Array, [from, to]: [number, number],
+  width: number) {
+  const crowded = 2 * (lowerBound(step, to) - lowerBound(step, from)) > width;
+  series.forEach((one, at) => {
+    if (widths[at]) one.width = crowded ? 1 : widths[at];
+  });
 }
 
 /** @param size pixels @param last whether the x axis stands below it */

@@ -5,7 +5,7 @@
 import { chooseRun, fold, toggleDock, toggleRun } from "./actions.ts";
 import { Api } from "./api.ts";
 import { button, element, iconButton, longName } from "./elements.ts";
-import { counted, formatCompact, formatCount, formatScaleShort, isPlain, runTitle, statusOf } from "./format.ts";
+import { counted, formatCompact, formatCount, isPlain, runTitle, statusOf } from "./format.ts";
 import { HealthCounter, badness, healthBar } from "./health.ts";
 import { RowList, searchField } from "./rowlist.ts";
 import { letsThrough } from "./state.ts";
@@ -134,7 +134,6 @@ function drawRun(run: RunRow, row: HTMLElement, tick: string, health: HealthAnsw
     `${formatCompact(run.steps)} ${run.steps === 1 ? "step" : "steps"}`,
     run.skipped_steps == null ? "skips unknown"
       : run.skipped_steps || run.last_loss_scale != null ? counted(run.skipped_steps, "skip") : "",
-    run.last_loss_scale == null ? "" : `scale ${formatScaleShort(run.last_loss_scale)}`,
   ].filter(Boolean);
   row.append(
     element("span", "run-name", element("span", { class: `dot ${state}`, title: text }),
@@ -144,7 +143,7 @@ function drawRun(run: RunRow, row: HTMLElement, tick: string, health: HealthAnsw
           title: how === "chosen" ? "The current run" : "In the charts beside the current run (O)" }),
         ...(how === "on" ? [element("span", "visually-hidden", "in the charts")] : []),
       ] : [])),
-    element("span", "run-facts", ...facts.map((one) => element("span", {}, one)),
+    element("span", "run-facts", ...facts.map((one) => element("span", "run-fact", one)),
       ...(health ? [healthBar(health, run.steps ?? 0)] : [])),
   );
 }

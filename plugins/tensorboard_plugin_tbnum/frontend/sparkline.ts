@@ -30,7 +30,8 @@ export function sparkline(xs: ArrayLike<number>, values: ArrayLike<number>,
   const y = (value: number) => height - MARGIN - ((value - low) / (high - low || 1)) * (height - 2 * MARGIN);
   const points = ys.map((value, index) => `${x(xs[index]).toFixed(1)},${y(value).toFixed(1)}`);
   const marked = at === undefined ? -1 : Array.from(xs).indexOf(at);
-  return svg("svg", { class: "sparkline", width, height, "aria-hidden": "true" },
+  return svg("svg", { class: "sparkline", width, height, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none",
+    "aria-hidden": "true" },
     ...(usual === undefined ? []
       : [svg("line", { class: "usual", x1: MARGIN, x2: width - MARGIN, y1: y(middle), y2: y(middle) })]),
     svg("polyline", { points: points.join(" ") }),

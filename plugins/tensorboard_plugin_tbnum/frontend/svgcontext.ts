@@ -162,6 +162,3 @@ export class SvgContext implements Style {
 function rounded(value: number) {
   return Math.round(value * 100) / 100;
 }
-
-/** What is drawn with: a canvas's context, or one that keeps what it draws. */
-export type Context = Pick<CanvasRenderingContext2D & SvgContext, keyof CanvasRenderingContext2D & keyof SvgContext>;

@@ -36,11 +36,11 @@ export function isFlattened(values: number[], height: number) {
 
 /**
  * The range without the outliers that flatten the rest, null where there are none: nearly all of the values then have
- * less than an eighth of the height. What a curve begins with is no outlier. On a linear axis only. @param points in
- * view, each with its values on the axis
+ * less than an eighth of the height. What a curve begins with is no outlier. On a linear axis only.
+ * @param curves points in view, each with its values on the axis
  */
-export function withoutOutliers(points: number[][]): [number, number] | null {
-  const sorted = Float64Array.from(points.flat()).sort();
+export function withoutOutliers(...curves: number[][][]): [number, number] | null {
+  const sorted = Float64Array.from(curves.flat(2)).sort();
   if (sorted.length < LEAST_VALUES) return null;
   const at = (share: number) => sorted[Math.round(share * (sorted.length - 1))];
   const [low, high] = [at(0.05), at(0.95)];
@@ -48,9 +48,11 @@ export function withoutOutliers(points: number[][]): [number, number] | null {
   const [least, greatest] = [sorted[0], sorted[sorted.length - 1]];
   if (!(inner > 0) || greatest - least < FLATTENED * inner) return null;
   let [from, to] = [Math.max(least, low - inner / 2), Math.min(greatest, high + inner / 2)];
-  for (const values of points) {
-    if (values.length && values.every((value) => value >= from && value <= to)) break;
-    [from, to] = [Math.min(from, ...values), Math.max(to, ...values)];
+  for (const points of curves) {
+    for (const values of points) {
+      if (values.length && values.every((value) => value >= from && value <= to)) break;
+      [from, to] = [Math.min(from, ...values), Math.max(to, ...values)];
+    }
   }
   return greatest - least < FLATTENED * (to - from) / 2 ? null : [from, to];
 }

@@ -18,10 +18,10 @@ export function reachOf(charts: Charts, pane: Pane, min: number | null, max: num
   const others = [charts.overlay?.range(spec, scale), ranksReach(charts, spec)].filter((range) => !!range);
   for (const [low, high] of others) [min, max] = [Math.min(min ?? Infinity, low), Math.max(max ?? -Infinity, high)];
   pane.empty = min === null || max === null;
-  const mayCut = !others.length && scale === "linear" && min !== null && max !== null && seemsFlat(charts, pane, max - min);
-  const points = mayCut ? drawnInView(charts, pane) : [];
-  const cut = withoutOutliers(points);
-  pane.beyond = cut ? points.filter((values) => values.some((at) => at < cut[0] || at > cut[1])).length : 0;
+  const mayCut = scale === "linear" && min !== null && max !== null && seemsFlat(charts, pane, max - min);
+  const curves = mayCut ? [drawnInView(charts, pane), ...(charts.overlay?.inView(spec, scale) ?? [])] : [];
+  const cut = withoutOutliers(...curves);
+  pane.beyond = cut ? curves.flat().filter((values) => values.some((at) => at < cut[0] || at > cut[1])).length : 0;
   const looked = yRanges.get(spec.id);
   if (looked && !pane.empty) return looked;
   if (cut && !views.whole.has(spec.id)) [min, max] = cut;
