@@ -80,6 +80,7 @@ def picture(page: Page, url: str, name: str, **place: str | list[str]) -> None:
     page.goto("about:blank")
     page.goto(f"{url}#tbnum&{urlencode(parts, doseq=True, safe='/')}")
     page.frame_locator("iframe").locator(".event-row, .events .nothing:not([hidden])").first.wait_for()
+    page.frame_locator("iframe").locator(".runs .health").nth(3).wait_for()  # of each run
     page.wait_for_timeout(1500)  # the last line has been drawn
     page.screenshot(path=DOCS / name)
     with Image.open(DOCS / name) as taken:  # a third of the bytes

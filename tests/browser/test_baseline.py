@@ -98,7 +98,8 @@ def test_a_baseline_that_is_gone_is_said_in_its_place_and_the_rest_works(shared:
     expect(panel.frame.locator("[data-chart=loss] .u-over")).to_be_visible()
     expect(panel.frame.locator(".overlay-more")).to_contain_text("1 run not shown")
     card = panel.frame.get_by_role("region", name="Difference from the baseline")
-    expect(card.locator(".apart").first).to_contain_text("there is no run '<b>gone</b>'")
+    expect(card.locator("h2")).to_have_text("Held against <b>gone</b>")
+    expect(card.locator(".apart")).to_contain_text("This run is not there")
 
 
 def test_the_heat_map_shows_the_ratio_to_the_baseline(shared: TensorBoard, look: Look):

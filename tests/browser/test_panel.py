@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Request, Route, expect
 
 from tensorboard_plugin_tbnum import plugin
 from tests import panel_files
@@ -701,12 +701,16 @@ def test_an_unchanged_run_is_asked_for_ever_more_rarely(shared: TensorBoard, loo
     panel = look(shared)
     panel.page.clock.install()
     asked: list[str] = []
+    under_way: set[Request] = set()
     panel.page.on("request", lambda request: asked.append(request.url) if "/tbnum/runs" in request.url else None)
+    panel.page.on("request", under_way.add)
+    for over in ("requestfinished", "requestfailed"):
+        panel.page.on(over, under_way.discard)
     panel.open("long").drawn()
     started = len(asked)
     for _ in range(120):  # two minutes of the page's clock
         panel.page.clock.run_for(1000)
-        panel.page.wait_for_timeout(20)
+        panel.wait_until(lambda: not under_way, "the answers")
     assert 4 <= len(asked) - started <= 20
 
 

@@ -114,7 +114,8 @@ def test_a_touch_pad_zooms_by_a_pinch_and_moves_sideways(shared: TensorBoard, lo
     moved = view()
     assert moved[0] > near[0] and moved[1] - moved[0] == near[1] - near[0]
     panel.page.mouse.wheel(0, 200)  # plain scrolling is the page's own
-    panel.page.wait_for_timeout(50)
+    two_frames = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    panel.frame.locator("body").evaluate(two_frames)
     assert view() == moved
 
 

@@ -65,11 +65,6 @@ export class SvgContext implements Style {
     this.parts.push(`M${rounded(x)} ${rounded(y)}h${rounded(width)}v${rounded(height)}h${rounded(-width)}Z`);
   }
 
-  arc(x: number, y: number, radius: number) {
-    const r = rounded(radius);
-    this.parts.push(`M${rounded(x - radius)} ${rounded(y)}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0Z`);
-  }
-
   closePath() {
     this.parts.push("Z");
   }
