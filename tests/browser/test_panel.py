@@ -703,9 +703,9 @@ def test_an_unchanged_run_is_asked_for_ever_more_rarely(shared: TensorBoard, loo
     asked: list[str] = []
     under_way: set[Request] = set()
     panel.page.on("request", lambda request: asked.append(request.url) if "/tbnum/runs" in request.url else None)
-    panel.page.on("request", under_way.add)
+    panel.page.on("request", lambda request: under_way.add(request))
     for over in ("requestfinished", "requestfailed"):
-        panel.page.on(over, under_way.discard)
+        panel.page.on(over, lambda request: under_way.discard(request))
     panel.open("long").drawn()
     started = len(asked)
     for _ in range(120):  # two minutes of the page's clock

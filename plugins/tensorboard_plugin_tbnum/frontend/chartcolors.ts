@@ -25,13 +25,13 @@ export class ChartColors {
   /** As CSS takes it: beside other runs, a view's first line has its run's colour. */
   css(spec: ChartSpec, line: LineSpec) {
     const overlay = this.overlay();
-    return overlay?.active && line === spec.lines[0] && spec !== TENSOR_CHART ? overlay.currentColor
+    return overlay?.data.active && line === spec.lines[0] && spec !== TENSOR_CHART ? overlay.currentColor
       : `var(${line.color})`;
   }
 
   /** Beside other runs, a second plain line would be taken for one of theirs. */
   isLeftOut(spec: ChartSpec, line: LineSpec) {
-    return !!this.overlay()?.active && line !== spec.lines[0] && !line.dash && spec !== TENSOR_CHART;
+    return !!this.overlay()?.data.active && line !== spec.lines[0] && !line.dash && spec !== TENSOR_CHART;
   }
 
   /** As a canvas takes it. */

@@ -199,7 +199,7 @@ export class Charts {
       });
     });
     if (smoothingAlone) this.#drawMarks(); // they stand on the loss
-    this.overlay?.ask();
+    this.overlay?.data.ask();
   }
 
   /** Computes what a chart draws, where that has changed, and says it in words. @returns whether it has */
@@ -209,7 +209,7 @@ export class Charts {
     const scale = this.scaleOf(pane.spec);
     const smoothed = this.store.state.views.smooth.has(pane.spec.id);
     const smoothing = smoothed || pane.spec.lines.some((line) => line.smooth) ? this.shown.smoothing : 0;
-    const relative = this.overlay?.relativeFor(pane.spec) ?? null;
+    const relative = this.overlay?.data.relativeFor(pane.spec) ?? null;
     const made = [series, scale, prefix, smoothing, this.xAxis, smoothed, relative];
     const changed = made.some((part, at) => part !== pane.made[at]);
     if (changed) {

@@ -16,7 +16,7 @@ export class ChartScales {
   /** A logarithm has no place for what is not positive: where there is such, it goes on below 0. */
   of(spec: ChartSpec): Scale {
     const { store: { state }, overlay } = this.charts;
-    if (overlay?.relativeFor(spec))
+    if (overlay?.data.relativeFor(spec))
       return !state.views.log.get(spec.id) ? "linear" : state.against === "ratio" ? "log10" : "symlog";
     const scale = scaleOf(state.views, spec);
     return scale === "log10" && this.#reachesBelow(spec) ? "symlog" : scale;

@@ -62,7 +62,7 @@ export class Cursor {
   /** What the other runs have at the cursor, in the view that it is over. */
   #valuesBeside(step: number, known: StepValues | null) {
     const { charts, runs: { overlay }, store: { state } } = this;
-    if (!overlay?.active) return null;
+    if (!overlay?.data.active) return null;
     const focused = charts.panes.find(({ holder }) =>
       holder === document.activeElement && holder.matches(":focus-visible")
     );

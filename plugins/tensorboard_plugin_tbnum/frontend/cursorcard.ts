@@ -26,9 +26,6 @@ export class CursorCard {
   // the charts' aria-valuetext says the same
   element = element("div", { class: "cursor-card", hidden: true, "aria-hidden": "true" });
 
-  constructor() {
-  }
-
   hide() {
     this.element.hidden = true;
   }

@@ -108,14 +108,14 @@ export function describePane(charts: Charts, { spec, title, holder, legend, summ
   holder.setAttribute("aria-valuemin", String(from));
   holder.setAttribute("aria-valuemax", String(to));
   if (spec === TENSOR_CHART) title.textContent = model.tensors.name;
-  const alone = !!overlay?.relativeFor(spec); // the baseline has the first line's values alone
+  const alone = !!overlay?.data.relativeFor(spec); // the baseline has the first line's values alone
   const drawn = spec.lines.filter((line) =>
     lineOf(spec, line, series, model.prefix)?.max.some(Number.isFinite) && !colors.isLeftOut(spec, line)
     && (!alone || line === spec.lines[0])
   );
   const broken = edge.step.some((step) => step >= from && step <= to);
   const items = keyItems(spec, drawn, series, model, (line) => colors.css(spec, line), broken,
-    overlay?.active ? overlay.lacking(spec) : [], overlay?.againstText(spec));
+    overlay?.data.active ? overlay.lacking(spec) : [], overlay?.againstText(spec));
   const ofRanks = ranksText(charts, spec);
   if (ofRanks) items.push(keyItem(ofRanks, "line faint", colors.known["--text-2"]));
   summary.textContent = summaryOf(spec, series, model, emptyText(charts, spec))

@@ -83,7 +83,7 @@ export class Docks {
     const { figureSvg, pngBlob, svgBlob } = await import("./figure.ts");
     const { overlay } = this.beside;
     const made = figureSvg(this.charts, runTitle(this.store.state.run ?? ""),
-      overlay?.active ? overlay.legend.named : []);
+      overlay?.data.active ? overlay.legend.named : []);
     return form === "svg" ? svgBlob(made) : pngBlob(made);
   }
 

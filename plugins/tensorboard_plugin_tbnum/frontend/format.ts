@@ -195,26 +195,7 @@ function linearIncrement(rough: number, smallest: number = 0) {
   return factor * power;
 }
 
-const CLOCK_SECONDS = [
-  1,
-  2,
-  5,
-  10,
-  15,
-  30,
-  60,
-  120,
-  300,
-  600,
-  900,
-  1800,
-  3600,
-  7200,
-  10800,
-  21600,
-  43200,
-  86400,
-];
+const CLOCK_SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
 /** Round times: seconds, minutes, hours, days. */
 export function timeTicks(min: number, max: number, count: number) {

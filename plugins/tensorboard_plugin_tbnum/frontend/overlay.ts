@@ -43,7 +43,7 @@ export class Overlay {
   constructor(readonly api: Api, readonly store: PanelStore, readonly charts: Charts) {
     this.data = new OverlayData(api, store);
     this.skips = new SkipStrip(this.data);
-    this.judged = new Judged(api, this.data, () => this.redraw());
+    this.judged = new Judged(api, this.data, () => this.data.redraw());
     this.baseline = new BaselineCard(store, this.data, this.judged);
     this.legend = new OverlayLegend(store, charts, this.data, (at) => this.look(at));
     store.watch(["table"], () => {
@@ -55,29 +55,8 @@ export class Overlay {
     });
   }
 
-  redraw() {
-    this.data.redraw();
-  }
-
-  ask() {
-    this.data.ask();
-  }
-
-  /** Whether other runs are in the charts. */
-  get active() {
-    return this.data.active;
-  }
-
-  colorOf(run: string) {
-    return this.data.colorOf(run);
-  }
-
-  relativeFor(spec: ChartSpec) {
-    return this.data.relativeFor(spec);
-  }
-
   get currentColor() {
-    return this.colorOf(this.data.scene?.current ?? "");
+    return this.data.colorOf(this.data.scene?.current ?? "");
   }
 
   /** @param runs all that TensorBoard knows, in its order */
@@ -99,7 +78,7 @@ export class Overlay {
       smoothing: state.smoothing, buckets: bucketsOf(state), zoomed: state.zoom !== null,
       columns: [...columns, "skipped", "step"], lets: (run) => letsThrough(state, run),
       range: () => [this.charts.geometry.min, this.charts.geometry.max] };
-    this.skips.element.hidden = !this.active;
+    this.skips.element.hidden = !this.data.active;
     const settings = new Map(scene.rows.map((row) => [row.run, row.setting]));
     const known = new Set(settings.keys());
     const others = scene.others.filter((run) => known.has(run) && scene.lets(run));
@@ -130,7 +109,7 @@ export class Overlay {
     const name = this.data.columnOf(spec);
     const key = `${spec.id} ${scale} ${prefix} ${smoothing} ${this.#isSmooth(spec)}`;
     let made = line.made.get(key);
-    const relative = this.relativeFor(spec);
+    const relative = this.data.relativeFor(spec);
     if (made && made.relative === relative) return made;
     const raw = line.of(name, first.average ? "mean" : "last") ?? line.of(name, "mean");
     const held = (
@@ -200,20 +179,20 @@ export class Overlay {
     const named = seeds.length > 0 || spec === this.charts.panes[0]?.spec; // bits part in all charts at once
     return this.judged.partings(this.data.columnOf(spec)).map(({ run, step, words }) => ({
       x: axisOf(state).xOf(step),
-      color: this.colorOf(run),
+      color: this.data.colorOf(run),
       text: named ? `${shortNames([run, base])[0]} ${words}` : "",
     }));
   }
 
   drawNumbers(plot: Plot, spec: ChartSpec) {
-    if (this.active) drawEndNumbers(plot, this.ends.get(spec.id) ?? []);
+    if (this.data.active) drawEndNumbers(plot, this.ends.get(spec.id) ?? []);
   }
 
   /** What each run has at x, as part of the card at the cursor. @param own the current run's value */
   valuesAt(x: number, spec: ChartSpec, own: number | null) {
     const format = spec.scale === "log2" ? formatScale : formatAligned;
     const { current } = this.data.scene as OverlayScene;
-    const rows = [{ number: 1, name: lineName([current]), color: this.colorOf(current), dash: DASHES[0],
+    const rows = [{ number: 1, name: lineName([current]), color: this.data.colorOf(current), dash: DASHES[0],
       text: own === null ? "–" : format(own) }];
     this.data.shown.forEach((line, at) => {
       const { raw } = this.#points(line, spec, spec.scale);
@@ -277,7 +256,7 @@ export class Overlay {
 
   /** The runs beside the current one in words, with where they end in view. */
   summary(spec: ChartSpec, scale: Scale) {
-    if (!this.active || spec.id === "tensor") return "";
+    if (!this.data.active || spec.id === "tensor") return "";
     const format = spec.scale === "log2" ? formatScale : formatAligned;
     const to = this.data.scene?.range()[1] ?? 0;
     const parts = this.data.shown.flatMap((line) => {
@@ -292,7 +271,7 @@ export class Overlay {
   /** What a chart shows in place of values, in words; "" where it shows them. */
   againstText(spec: ChartSpec) {
     const { baseline, against } = this.store.state;
-    if (!this.relativeFor(spec) || baseline === null) return "";
+    if (!this.data.relativeFor(spec) || baseline === null) return "";
     return `${against === "difference" ? "difference from" : "ratio to"} ${lineName(this.data.held)}`;
   }
 

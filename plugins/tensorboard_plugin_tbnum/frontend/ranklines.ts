@@ -70,7 +70,7 @@ function middle(values: number[]) {
 /** What is drawn of ranks in a chart; null: they have no lines in it. */
 function shownRanks(charts: Charts, spec: ChartSpec) {
   const { store: { state } } = charts;
-  if (!state.views.ranks.has(spec.id) || !state.loaded || charts.overlay?.relativeFor(spec)) return null;
+  if (!state.views.ranks.has(spec.id) || !state.loaded || charts.overlay?.data.relativeFor(spec)) return null;
   const series = charts.seriesOf(spec);
   const ranks = rankValues(series, state.loaded.info.derived, spec.lines[0].column);
   return ranks.size ? { series, ranks, lanes: state.loaded.lanes } : null;

@@ -5,13 +5,21 @@
 
 import { element } from "./elements.ts";
 
-/** A list of which only the rows in sight exist, however long it is; a listbox by keyboard and for screen readers. */
-export class RowList {
-  key: (index: number) => unknown;
-  toggle: ((index: number) => void) | undefined;
+/** What a list consists of. */
+export type RowListOptions = {
+  label: string;
+  /** pixels */
   rowHeight: number;
+  /** a row whose key is the same as before is left as it is, so that nothing changes under a pointer */
+  key: (index: number) => unknown;
   draw: (index: number, row: HTMLElement) => void;
   choose: (index: number) => void;
+  /** by the O key, or a click on what has `data-tick` */
+  toggle?: (index: number) => void;
+};
+
+/** A list of which only the rows in sight exist, however long it is; a listbox by keyboard and for screen readers. */
+export class RowList {
   count = 0;
   chosen = -1;
   active = -1;
@@ -21,21 +29,8 @@ export class RowList {
   height = 0;
   drawn: Map<number, { key: unknown; row: HTMLElement }> = new Map();
 
-  /**
-   * @param options
-   * `toggle`: by the O key, or a click on what has `data-tick`
-   * `key`: a row whose key is the same as before is left as it is, so that nothing changes under a pointer
-   */
-  constructor(
-    { label, rowHeight, key, draw, choose, toggle }: { label: string; rowHeight: number;
-      key: (index: number) => unknown; draw: (index: number, row: HTMLElement) => void; choose: (index: number) => void;
-      toggle?: (index: number) => void },
-  ) {
-    this.key = key;
-    this.toggle = toggle;
-    this.rowHeight = rowHeight;
-    this.draw = draw;
-    this.choose = choose;
+  constructor(readonly options: RowListOptions) {
+    const { label, toggle } = options;
     this.prefix = `row-${label.toLowerCase().replaceAll(" ", "-")}`;
     this.element = element("div", { class: "rows", tabindex: 0, role: "listbox", "aria-label": label,
       onkeydown: (event) => this.#key(event), onclick: (event) => {
@@ -55,23 +50,23 @@ export class RowList {
     this.chosen = chosen;
     if (moved) this.active = chosen;
     if (this.active >= count) this.active = count - 1;
-    this.inner.style.height = `${count * this.rowHeight}px`;
+    this.inner.style.height = `${count * this.options.rowHeight}px`;
     if (moved && chosen >= 0) this.reveal(chosen);
     this.#render();
   }
 
   reveal(index: number) {
-    const top = index * this.rowHeight;
+    const top = index * this.options.rowHeight;
     const { scrollTop, clientHeight } = this.element;
-    if (top < scrollTop) this.element.scrollTop = top - this.rowHeight;
-    else if (top + this.rowHeight > scrollTop + clientHeight)
-      this.element.scrollTop = top + 2 * this.rowHeight - clientHeight;
+    if (top < scrollTop) this.element.scrollTop = top - this.options.rowHeight;
+    else if (top + this.options.rowHeight > scrollTop + clientHeight)
+      this.element.scrollTop = top + 2 * this.options.rowHeight - clientHeight;
   }
 
   /** A chosen row that was in sight stays in sight. */
   #resized() {
     const { scrollTop, clientHeight } = this.element;
-    const top = this.chosen * this.rowHeight;
+    const top = this.chosen * this.options.rowHeight;
     const before = this.height;
     this.height = clientHeight;
     if (this.chosen >= 0 && top >= scrollTop && top < scrollTop + before) this.reveal(this.chosen);
@@ -80,8 +75,8 @@ export class RowList {
 
   #render() {
     const { scrollTop, clientHeight } = this.element;
-    const first = Math.max(0, Math.floor(scrollTop / this.rowHeight) - 4);
-    const last = Math.min(this.count, Math.ceil((scrollTop + clientHeight) / this.rowHeight) + 4);
+    const first = Math.max(0, Math.floor(scrollTop / this.options.rowHeight) - 4);
+    const last = Math.min(this.count, Math.ceil((scrollTop + clientHeight) / this.options.rowHeight) + 4);
     for (const [index, { row }] of this.drawn) {
       if (index >= first && index < last) continue;
       row.remove();
@@ -89,12 +84,12 @@ export class RowList {
     }
     let next: HTMLElement | null = null;
     for (let index = last - 1; index >= first; index--) {
-      const key = this.key(index);
+      const key = this.options.key(index);
       const known = this.drawn.get(index);
       let row = known?.row;
       if (!row || known?.key !== key) {
         row = element("div", "row");
-        this.draw(index, row);
+        this.options.draw(index, row);
         if (known) known.row.replaceWith(row);
         else this.inner.insertBefore(row, next);
         this.drawn.set(index, { key, row });
@@ -110,8 +105,8 @@ export class RowList {
   /** Indices of the rows in sight, from the top. */
   get inSight(): number[] {
     const { scrollTop, clientHeight } = this.element;
-    const first = Math.floor(scrollTop / this.rowHeight);
-    const last = Math.min(this.count, Math.ceil((scrollTop + clientHeight) / this.rowHeight));
+    const first = Math.floor(scrollTop / this.options.rowHeight);
+    const last = Math.min(this.count, Math.ceil((scrollTop + clientHeight) / this.options.rowHeight));
     return Array.from({ length: Math.max(0, last - first) }, (_, at) => first + at);
   }
 
@@ -120,8 +115,8 @@ export class RowList {
     row.classList.toggle("active", index === this.active);
     row.dataset.index = String(index);
     row.id = `${this.prefix}-${index}`;
-    row.style.transform = `translateY(${index * this.rowHeight}px)`;
-    row.style.height = `${this.rowHeight}px`;
+    row.style.transform = `translateY(${index * this.options.rowHeight}px)`;
+    row.style.height = `${this.options.rowHeight}px`;
     row.setAttribute("role", "option");
     row.setAttribute("aria-selected", String(index === this.chosen));
     row.setAttribute("aria-setsize", String(this.count));
@@ -130,11 +125,11 @@ export class RowList {
 
   #pick(index: number) {
     this.active = index;
-    this.choose(index);
+    this.options.choose(index);
   }
 
   #key(event: KeyboardEvent) {
-    const page = Math.max(1, Math.floor(this.element.clientHeight / this.rowHeight) - 1);
+    const page = Math.max(1, Math.floor(this.element.clientHeight / this.options.rowHeight) - 1);
     const moves: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity,
       End: Infinity };
     if (event.key in moves) {
@@ -147,7 +142,7 @@ export class RowList {
       this.#pick(this.active);
     } else if (event.key.toLowerCase() === "o" && this.active >= 0 && !event.ctrlKey && !event.metaKey
       && !event.altKey) {
-      this.toggle?.(this.active);
+      this.options.toggle?.(this.active);
     }
   }
 }

@@ -27,9 +27,6 @@ export class RunColors {
   host: Map<string, number> = new Map();
   own: Map<string, number> = new Map();
 
-  constructor() {
-  }
-
   /** @param runs all that TensorBoard knows, in its order */
   know(runs: string[]) {
     for (const run of runs) if (!this.host.has(run)) this.host.set(run, this.host.size);

@@ -28,7 +28,7 @@ export class RunsInCharts {
 
   /** "" where colours do not distinguish runs. */
   colorOf(run: string) {
-    return this.overlay?.colorOf(run) ?? "";
+    return this.overlay?.data.colorOf(run) ?? "";
   }
 
   async #load() {
@@ -43,6 +43,6 @@ export class RunsInCharts {
       this.list.show();
     });
     this.list.show();
-    overlay.redraw();
+    overlay.data.redraw();
   }
 }
