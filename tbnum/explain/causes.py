@@ -242,7 +242,7 @@ EDGE_REMEDY = (
 def _at_edge(case: Case) -> bool:
     """Whether the scale alone explains a skip: then the next one, lower, held."""
     skip, later = case.skip, case.later
-    return skip.at_edge and not skip.early and (later is None or later.skips_in_row <= 1)
+    return skip.at_edge and not skip.early and (later is None or later.skips_in_row <= skip.in_row)
 
 
 def _finds_its_height(case: Case) -> bool:

@@ -199,7 +199,10 @@ class Rules:
             since=since,
             growth_interval=self._growth_interval if self._interval_known else 0,
             injected=injected,
-            at_edge=cause == "bad_batch" and injected is None and row.skips == 1 and self._at_edge(event, recent),
+            at_edge=cause == "bad_batch"
+            and injected is None
+            and row.is_first_but_for_probes
+            and self._at_edge(event, recent),
             collapsed=row.collapsed,
             nan_only=nan_only,
             new_scale=self._start is not None and not self._unskipped(at, self._start, self._start_skips, before),
@@ -367,3 +370,8 @@ class _Row:
         self.skips = 0
         self.causes: Counter[str] = Counter()
         self.collapsed = False
+
+    @property
+    def is_first_but_for_probes(self) -> bool:
+        """Whether nothing but a higher scale that was tried in vain led to the newest skip."""
+        return self.skips - self.causes["growth_probe"] == 1
