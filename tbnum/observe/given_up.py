@@ -8,6 +8,7 @@ distinguishes them is what is known of the loss, whether somebody looked at the 
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 
@@ -19,6 +20,7 @@ from tbnum.observe.track import REMEMBERED, Track
 __all__ = ["decided_by_values", "some_versions", "was_given_up"]
 
 RARE = REMEMBERED // 4  # endings after a look among the last attempts, from which on they are a habit of the loop
+_version_of = operator.attrgetter("_version")
 _LOOKED_AT = 4  # parameters whose versions show whether an optimizer's parameters were written to
 
 
@@ -62,5 +64,8 @@ def some_versions(optimizer: torch.optim.Optimizer | None) -> tuple[int, ...]:
     if optimizer is None:
         return ()
     parameters = parameters_of(optimizer)
-    apart = max(1, len(parameters) // _LOOKED_AT)
-    return tuple(parameter._version for parameter in parameters[::apart] if not parameter.is_inference())
+    some = parameters[:: max(1, len(parameters) // _LOOKED_AT)]
+    try:
+        return tuple(map(_version_of, some))
+    except RuntimeError:  # those that were made in inference mode have none
+        return tuple(parameter._version for parameter in some if not parameter.is_inference())

@@ -47,11 +47,8 @@ class PatchPoint(Generic[_Observer]):
         self._places = places
         self._swapped: list[tuple[Place, _Function, _Function]] = []  # what is ours, and what it calls
         self._observers: Alive[_Observer] = Alive()
+        self.observers = self._observers.members  # those of this moment
         self._lock = threading.RLock()  # a collection inside of it may free a monitor, whose finalizer comes here
-
-    def observers(self) -> list[_Observer]:
-        """Those of this moment."""
-        return self._observers.members()
 
     def observe(self, observer: _Observer) -> Callable[[], None]:
         """`observer` is among the `observers` until the function that is returned is called."""
