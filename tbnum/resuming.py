@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tbnum.explain.resume import OptimizerNow, lost_state, starting_step
-from tbnum.measure.norms import combine, norms_of
+from tbnum.measure.norms import norms_of
 from tbnum.observe.gradients import parameters_of
 from tbnum.observe.steps import StepObserver
 from tbnum.recorder import Recorder
@@ -23,7 +22,7 @@ __all__ = ["go_on"]
 def go_on(observer: StepObserver, recorder: Recorder, state: Mapping[str, Any] | None) -> None:
     """Before the first step of a session: whether it continues a run, where, and what its checkpoint lost.
 
-    `state` is what the checkpoint has of the monitor. Where a run is continued, waits for the device once.
+    `state` is what the checkpoint has of the monitor. Where a record goes before, waits for the device twice.
     """
     recorder.ranks.look_for_lower_ranks()
     past = recorder.ranks.past()
@@ -32,11 +31,6 @@ def go_on(observer: StepObserver, recorder: Recorder, state: Mapping[str, Any] |
     owners = observer.optimizers()
     optimizers = [_now(each, name if len(owners) > 1 else None) for name, each in owners.items()]
     if state is None:
-        if not any(each.has_state for each in optimizers):  # perhaps the model alone was loaded
-            optimizers = [
-                replace(now, param_norm=_param_norm(each))
-                for now, each in zip(optimizers, owners.values(), strict=True)
-            ]
         step, how = starting_step(past, optimizers)
         if how == "fresh":
             recorder.look_for_a_repeat_of(past)
@@ -73,12 +67,17 @@ def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:
         updates=int(max(float(count) for count in counts)) if counts else None,
         stateless=type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups),
         lr=[math.nan if group.get("lr") is None else float(group["lr"]) for group in optimizer.param_groups],
+        tensor_norms=_tensor_norms(optimizer),
     )
 
 
-def _param_norm(optimizer: torch.optim.Optimizer) -> float:
-    """One pass over the parameters, and a wait for the device. NaN where a tensor is sharded."""
+def _tensor_norms(optimizer: torch.optim.Optimizer) -> list[float]:
+    """In order. One pass over the parameters, and a wait for the device. [] where a tensor is sharded."""
     parameters = [parameter.detach() for parameter in parameters_of(optimizer)]
     if any(hasattr(parameter, "placements") for parameter in parameters):
-        return math.nan
-    return combine(norm for norms in norms_of(parameters) for norm in norms.norms.tolist())
+        return []
+    found = [math.nan] * len(parameters)
+    for norms in norms_of(parameters):
+        for index, norm in zip(norms.index, norms.norms.tolist(), strict=True):
+            found[index] = norm
+    return found

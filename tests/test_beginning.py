@@ -164,6 +164,30 @@ def test_other_types_and_scales_of_the_loops_own_are_not_named(
     assert "float16_without_scaler" not in kinds(tmp_path, backwards, clip)
 
 
+def within_autocast(model: nn.Module) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        batch(model).float().square().mean().backward()
+
+
+def a_loss_in_bfloat16(model: nn.Module) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = batch(model).square().mean()
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("backwards", "found"), [(within_autocast, "backward_under_autocast"), (a_loss_in_bfloat16, "loss_low_precision")]
+)
+def test_without_a_scaler_too_backward_within_autocast_and_a_loss_in_16_bits_are_named(
+    backwards: Callable[[nn.Module], None], found: str, tmp_path: Path
+) -> None:
+    reported = kinds(tmp_path, backwards, clip=False)
+    assert {"backward_under_autocast", "loss_low_precision"} & set(reported) == {found}
+    assert reported[found].severity == "warning" and reported[found].data["where"].startswith("test_beginning.py:")
+    (run,) = tbnum.read(tmp_path).values()
+    assert "scaler_without_float16" not in {finding.rule for finding in run.findings}  # there is none
+
+
 def test_float16_parameters_are_another_matter(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2).half()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +84,24 @@ def test_a_learning_rate_that_went_back_up_as_before_explains_a_loss_that_is_hig
 def test_more_micro_batches_in_the_sum_are_no_rise():
     counts = np.where(STEP < 2500, 1.0, 4.0)
     assert "loss_rose" not in reported(columns(COUNT, loss=falling() * counts, micro_batches=counts))
+
+
+@pytest.mark.parametrize("length", [160, 300, 900])
+def test_of_a_short_run_the_levels_are_of_fewer_losses(length: int):
+    step, begin = np.arange(length), int(0.6 * length)
+    noise = 0.1 * np.random.default_rng(length).standard_normal(length)
+    falls = 1 + 2 * np.exp(-10 * step / length) + noise
+    columns_of = {name: values[:length] for name, values in columns(COUNT).items()}
+    rises = falls + 0.5 * np.clip((step - begin) / (0.1 * length), 0, 1)
+    assert reported({**columns_of, "loss": rises})["loss_rose"].severity == "warning"
+    assert "loss_rose" not in reported({**columns_of, "loss": falls})
+
+
+@pytest.mark.parametrize("factor", [1 / 16, 8.0])
+def test_of_a_short_run_norms_of_another_size_are_seen_too(factor: float):
+    norm = norms()[:300] * np.where(STEP[:300] < 170, 1.0, factor)
+    steps = {name: values[:300] for name, values in columns(COUNT).items()}
+    assert abs(reported({**steps, "grad_norm": norm})["norm_level"].steps[-1] - 170) <= 3
 
 
 # -- norms and weights -------------------------------------------------------------------------------------------------
@@ -279,6 +298,25 @@ def test_a_sum_of_losses_that_grows_with_its_terms_says_that_they_are_not_divide
     assert "losses_added_up" not in reported(columns(COUNT, loss=falling(), micro_batches=counts))
 
 
+@pytest.mark.parametrize(
+    ("lr", "there"),
+    [
+        (1e-3 * np.where(STEP < 2000, 1.0, 1e-7), True),  # milliseconds for seconds
+        (1e-3 * 0.99**STEP, True),
+        (1e-3 * (0.5 + 0.5 * np.cos(math.pi * STEP / COUNT)), False),
+        (1e-3 * np.minimum(1, np.exp((STEP - 1000) / 50)), False),  # a warm-up
+    ],
+)
+def test_a_learning_rate_next_to_0_is_one_of_0(lr: np.ndarray, there: bool):
+    found = reported(columns(COUNT, lr=lr)).get("lr_zero")
+    assert (found is not None and "next to 0" in found.evidence) == there
+
+
+def test_a_group_whose_learning_rate_is_0_while_others_learn_is_an_information():
+    found = reported({**columns(COUNT), "lr/1": np.zeros(COUNT)})["lr_zero"]
+    assert found.severity == "info" and "group 1" in found.evidence
+
+
 def test_a_learning_rate_of_nan_was_measured_where_the_optimizer_stepped():
     lr = np.full(COUNT, 1e-3)
     lr[1234] = NAN
@@ -319,6 +357,48 @@ def test_a_bias_before_a_normalization_moves_by_rounding_alone_and_is_meant_to(t
             optimizer.step()
     (run,) = tbnum.read(tmp_path).values()
     assert "update_ratio_low" not in {finding.rule for finding in run.findings}
+
+
+def test_a_session_whose_model_was_not_loaded_says_so(tmp_path: Path):
+    def session(model: torch.nn.Module, state: dict[str, Any] | None, steps: int) -> dict[str, Any]:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        if state is not None:
+            optimizer.load_state_dict(state["optimizer"])
+        with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=5) as monitor:
+            if state is not None:
+                monitor.load_state_dict(state["monitor"])
+            for _ in range(steps):
+                optimizer.zero_grad()
+                (model(torch.randn(32, 8)) - 3).square().mean().backward()
+                optimizer.step()
+            return {"optimizer": optimizer.state_dict(), "monitor": monitor.state_dict()}
+
+    def kinds() -> set[str]:
+        (run,) = tbnum.read(tmp_path).values()
+        return {event.kind for event in run.events}
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    state = session(model, None, 200)
+    state = session(model, state, 20)
+    assert "resume" in kinds() and "model_state_lost" not in kinds()
+    session(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)), state, 20)
+    assert "model_state_lost" in kinds()
+
+
+def test_a_gradient_that_vanished_while_others_did_not_is_reported(tmp_path: Path):
+    torch.manual_seed(0)
+    body, head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+    model = torch.nn.Sequential(body, head)
+
+    def loss_at(step: int, over: int) -> torch.Tensor:
+        features = body(torch.randn(16, 8))
+        kept = features if step < over else features.detach() + 1e-9 * (features - features.detach())
+        return (head(kept) - 1).square().mean()
+
+    for over, there in ((60, True), (1000, False)):
+        found = trained(tmp_path / str(over), model, lambda step, over=over: loss_at(step, over), lr=1e-3)
+        assert ("dead_tensor" in found) == there
 
 
 # -- short runs, and what the optimizer gets ---------------------------------------------------------------------------

@@ -52,6 +52,16 @@ def test_a_loss_that_stays_up_is_a_warning_and_a_finding_as_grave():
     assert reported(steps)["loss_spike"].severity == "warning"
 
 
+def test_a_level_that_jumps_is_a_spike_however_its_losses_scatter():
+    """No single loss of it lies as far from the usual as a spike does."""
+    steps = columns()
+    steps["loss"] = np.random.default_rng(0).lognormal(-3, 0.7, 600)
+    assert not spikes(steps)
+    steps["loss"][405:] *= 4
+    (spike,) = spikes(steps)
+    assert abs(spike.step - 405) <= 3 and spike.data["lasting"] and spike.severity == "warning"
+
+
 def test_the_worst_step_of_a_spike_is_its_peak():
     steps = columns()
     steps["loss"][400:404] = [5, 7, 9, 4]

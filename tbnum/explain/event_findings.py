@@ -92,6 +92,9 @@ def nonfinite_loss(view: RunView) -> Iterator[Finding]:
     steps, total = view.number, len(view.number)
     evidence = f"{count_text(len(rows), 'step')} of {total:,}, the first at step {steps[rows[0]]}"
     remedy = forward_remedy(int(steps[rows[0]]))
+    if np.isin(rows, _reached_nothing(view)).all():
+        evidence += ", while every gradient was finite"
+        remedy = "Look for a NaN in a term of the loss that no parameter has a part in; training was not spoiled."
     first = next((e for e in view.events if e.step >= steps[rows[0]] and e.kind in ("skip", "nonfinite_step")), None)
     spoiled = next((e for e in view.of("nonfinite_update") if e.step <= steps[rows[0]]), None)
     if spoiled is not None:
@@ -109,7 +112,7 @@ def nonfinite_loss(view: RunView) -> Iterator[Finding]:
         yield Finding("nonfinite_loss", "warning", title, evidence, remedy, steps_of(steps[rows]))
 
 
-def _over_nothing(view: RunView) -> np.ndarray:
+def _reached_nothing(view: RunView) -> np.ndarray:
     """Rows (R,) whose loss was NaN while every gradient was finite: it reached no parameter as NaN."""
     rows = view.nonfinite_losses
     counts = columns_named(view.steps, "nonfinite_tensors")
@@ -123,6 +126,14 @@ def _over_nothing(view: RunView) -> np.ndarray:
     if spoiled:
         finite &= view.number[rows] <= min(spoiled)
     return rows[finite]
+
+
+def _over_nothing(view: RunView) -> np.ndarray:
+    """Of those the rows (R,) whose backward left nothing: of several micro-batches the others have a gradient."""
+    rows = _reached_nothing(view)
+    norms = [values[rows] for _, values in columns_named(view.steps, "grad_norm")]
+    counts = view.steps.get("micro_batches", np.ones(len(view.number)))[rows]
+    return rows[(np.nansum(norms, axis=0) == 0) | (counts > 1)] if norms else rows
 
 
 def mean_over_nothing(view: RunView) -> Iterator[Finding]:
@@ -205,7 +216,7 @@ def counted(view: RunView) -> Iterator[Finding]:
             continue
         first = max(events, key=lambda event: SEVERITIES.index(event.severity))
         times = f"{count_text(len(events), 'time')}, first at step {events[0].step}"
-        in_bfloat16 = any(event.data.get("dtype") == "bfloat16" for event in events)
+        in_bfloat16 = any(event.data.get("dtype") == "bfloat16" and event.data.get("scaled", True) for event in events)
         if kind == "loss_low_precision" and in_bfloat16 and not view.of("bfloat16_with_scaler"):
             yield Finding("scaler_without_float16", "warning", *_BFLOAT16_WITH_SCALER, steps=_steps(events))
         yield Finding(kind, first.severity, row.title, f"{first.message} ({times})", first.remedy, _steps(events))

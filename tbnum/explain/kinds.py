@@ -419,6 +419,12 @@ KINDS: dict[str, Kind] = {
         "Save optimizer.state_dict() in the same checkpoint as the model, and load it before going on.",
         title="The optimizer's state was not restored",
     ),
+    "model_state_lost": Kind(
+        "warning",
+        "The parameters are nearer to those of the run's beginning than to those that it had reached.",
+        "Save model.state_dict() in the checkpoint, and load it before going on.",
+        title="The model's parameters were not restored",
+    ),
     "schedule_state_lost": Kind(
         "warning",
         _schedule_state_lost,

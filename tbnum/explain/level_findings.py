@@ -17,9 +17,11 @@ from tbnum.explain.thresholds import (
     LEVEL_TIMES,
     LR_ROSE,
     REWRITTEN,
+    ROSE_LEAST,
     ROSE_NOISE,
     ROSE_SHARE,
     ROSE_WINDOW,
+    ROSE_WINDOWS,
     STARTED_SMALL,
     VANISHED,
     WEIGHTS_GREW,
@@ -30,26 +32,30 @@ from tbnum.log.columns import StepColumn, columns_named
 
 __all__ = ["first_updates", "loss_rose", "losses_added_up", "norm_level", "weights_grow", "weights_vanish"]
 
-BLOCK = 32  # norms, of which a level is the median
-EARLY = 8
-"""Blocks at the beginning of a run, where norms may fall by any factor."""
+BLOCK, BLOCKS, BLOCK_LEAST = 32, 16, 8
+"""Norms, of which a level is the median; of a short run as few as let so many blocks fit, and at least the last."""
+EARLY, EARLY_SHARE = 8, 4
+"""Blocks at the beginning of a run, where norms may fall by any factor; of a short one a quarter of its blocks."""
+STEADY = 3
+"""A jump is this many times (on a log scale) what the blocks before it differ by."""
 ENLARGED = 1.5
 """Times that what the optimizer gets is longer than what backward made, above which the loop multiplied it."""
-BENDS = 4
-"""Of windows that share no value, from which on they show how levels wander."""
+BENDS = 16
+"""Bends of a curve of medians that show how levels wander: of fewer, most may be the trend's."""
+BEND_LEAST = 8
+"""Losses that such a median is of, at the least."""
 WINDOWS = 2000
 """Of a long run: then they lie further apart."""
 
 
 class _Levels(NamedTuple):
-    """Rolling medians of the loss, (W,) each; windows of `ROSE_WINDOW` values, half of which overlap."""
+    """Rolling medians of the loss, (W,) each; half of each window overlaps with the next."""
 
+    size: int  # of a window
     median: np.ndarray
     lowest: np.ndarray  # the lowest level so far that held for two windows
     lowest_at: np.ndarray  # the window at which it did
-    risen: (
-        np.ndarray
-    )  # bool: three quarters of the window lie above the lowest, and its median by the share and the noise
+    risen: np.ndarray  # bool: three quarters of the window lie above the lowest, its median by the share and the noise
     rows: np.ndarray  # of the record: the middle of each window
 
 
@@ -74,7 +80,7 @@ def loss_rose(view: RunView) -> Iterator[Finding]:
         "loss_rose",
         "info" if habit or noted else "warning",
         "The loss rose and stays up",
-        f"The median of {ROSE_WINDOW} losses rose from {number_text(low)} (at step {begin:,}) to {number_text(now)}; "
+        f"The median of {levels.size} losses rose from {number_text(low)} (at step {begin:,}) to {number_text(now)}; "
         f"it has been above its lowest, by more than its noise and {100 * ROSE_SHARE:.0f} %, since about step {at:,}."
         + rate,
         f"Go back to a checkpoint from before step {at:,}, and lower the learning rate, or look at what changed in the "
@@ -90,14 +96,14 @@ def _levels(view: RunView) -> _Levels | None:
     taken = np.isfinite(loss) & ~view.skipped
     rows = np.flatnonzero(taken)
     values = loss if len(rows) == len(loss) else loss[rows]
-    if len(values) < 3 * ROSE_WINDOW:
+    size = min(ROSE_WINDOW, len(values) // ROSE_WINDOWS)
+    if size < ROSE_LEAST:
         return None
-    stride = max(ROSE_WINDOW // 2, len(values) // WINDOWS)
-    offset = (len(values) - ROSE_WINDOW) % stride  # so that the last window ends with the record
-    windows = np.lib.stride_tricks.sliding_window_view(values[offset:], ROSE_WINDOW)[::stride]
-    quarter, half = ROSE_WINDOW // 4, ROSE_WINDOW // 2
+    stride = max(size // 2, len(values) // WINDOWS)
+    offset = (len(values) - size) % stride  # so that the last window ends with the record
+    windows = np.lib.stride_tricks.sliding_window_view(values[offset:], size)[::stride]
     ordered = np.sort(windows, axis=1)
-    median = ordered[:, half]
+    median = ordered[:, size // 2]
     held = np.maximum(median[:-2], median[2:])  # what two windows without a value in common stayed below
     held = np.maximum(held, median[1:-1])
     lowest = np.full(len(median), np.inf)
@@ -105,25 +111,34 @@ def _levels(view: RunView) -> _Levels | None:
     lowest_at = np.zeros(len(median), np.int64)
     new = np.concatenate([[True], held[1:] < lowest[2:-1]])
     lowest_at[2:] = np.maximum.accumulate(np.where(new, np.arange(len(held)), 0))
-    noise = _noise_of_levels(median, ordered)
+    noise = _noise_of_levels(values, ordered)
     span = float(median[:2].max() - lowest[-1])
     least = np.maximum(np.maximum(ROSE_SHARE * np.abs(lowest), ROSE_NOISE * noise), 0.01 * max(span, 0.0))
     with np.errstate(invalid="ignore"):
         risen = median - lowest > least
-    risen &= ordered[:, quarter] > lowest
-    return _Levels(median, lowest, lowest_at, risen, rows[offset + ROSE_WINDOW // 2 :: stride][: len(median)])
+    risen &= ordered[:, size // 4] > lowest
+    return _Levels(size, median, lowest, lowest_at, risen, rows[offset + size // 2 :: stride][: len(median)])
 
 
-def _noise_of_levels(median: np.ndarray, ordered: np.ndarray) -> float:
+def _noise_of_levels(values: np.ndarray, ordered: np.ndarray) -> float:
     """By how much levels of one window each differ by themselves, without a trend; robust.
 
-    At least by what the values in a window scatter: a short run has too few windows for more.
+    Taken from medians of as many values as leave enough of them in the run: a loss that wanders shows it there, and
+    a short run's trend is no noise. At least by what the values in a window scatter.
     """
-    half, quarter = ordered.shape[1] // 2, ordered.shape[1] // 4
+    size = ordered.shape[1]
+    half, quarter = size // 2, size // 4
     scatter = float(np.median(ordered[:, -quarter] - ordered[:, quarter])) / 1.349  # the middle half's width
     least = math.sqrt(2) * 1.2533 * scatter / math.sqrt(2 * half)
-    bends = np.diff(median[::2], 2)
-    return max(least, 1.4826 * float(np.median(np.abs(bends))) / math.sqrt(3) if len(bends) >= BENDS else 0.0)
+    length = max(BEND_LEAST, min(size, len(values) // (BENDS + 2)))
+    count = len(values) // length
+    apart = max(1, count // WINDOWS)  # of a long run some of them
+    blocks = values[len(values) - count * length :].reshape(count, length)[: count // apart * apart : apart]
+    bends = np.diff(np.median(blocks, axis=1), 2)
+    if len(bends) < BEND_LEAST:
+        return least
+    wander = 1.4826 * float(np.median(np.abs(bends))) / math.sqrt(3)
+    return max(least, wander * math.sqrt(length / size))
 
 
 def _habit(risen: np.ndarray) -> bool:
@@ -202,11 +217,11 @@ def _enlarged(view: RunView) -> Iterator[tuple[StepColumn, np.ndarray]]:
 
 def _new_level(norms: np.ndarray) -> tuple[int, float, float] | None:
     """Where a series jumps to another level and stays there; the levels before and after. O(values)."""
-    if len(norms) < 8 * BLOCK:
+    size = max(min(BLOCK, len(norms) // BLOCKS), len(norms) // WINDOWS // BLOCK * BLOCK)
+    if size < BLOCK_LEAST:
         return None
-    size = max(BLOCK, len(norms) // WINDOWS // BLOCK * BLOCK)
     blocks = len(norms) // size
-    medians = np.median(norms[: blocks * size].reshape(blocks, size)[:, :: size // BLOCK], axis=1)
+    medians = np.median(norms[: blocks * size].reshape(blocks, size)[:, :: max(1, size // BLOCK)], axis=1)
     ratio = medians[2:] / medians[:-2]
     for block in np.flatnonzero((ratio >= LEVEL_TIMES) | (ratio <= 1 / LEVEL_TIMES)).tolist()[:8]:
         before, after = float(medians[block]), float(medians[block + 2])
@@ -214,17 +229,12 @@ def _new_level(norms: np.ndarray) -> tuple[int, float, float] | None:
         rest = medians[block + 2 :]
         rises = after > before
         stays = (rest > before * LEVEL_TIMES / 2).all() if rises else (rest < before / LEVEL_TIMES * 2).all()
-        steady = held.max() <= 1.5 * held.min()
+        jump = max(after / before, before / after)
+        steady = (held.max() / held.min()) ** STEADY <= jump
         known = medians[: block + 1]  # a size that it had before is none that is new
         seen = ((known > after / 2) & (known < after * 2)).any()
-        if (
-            seen
-            or (not rises and block < EARLY)
-            or block < 2
-            or len(rest) * size < LEVEL_STEPS
-            or not stays
-            or not steady
-        ):
+        early = block < (2 if rises else min(EARLY, blocks // EARLY_SHARE))
+        if seen or early or len(rest) < LEVEL_STEPS // BLOCK or not stays or not steady:
             continue
         begin = (block + 1) * size - size // 2
         place = _edge(norms, begin, begin + 2 * size, before, after)
@@ -317,7 +327,7 @@ def first_updates(view: RunView) -> Iterator[Finding]:
     for column, norms in columns_named(view.steps, "param_norm"):
         moved = view.steps.get(column.beside("update_norm"))
         rows = np.flatnonzero(np.isfinite(norms))
-        if moved is None or len(rows) < 8 or rows[0] > 0:
+        if moved is None or len(rows) < 4 or rows[0] > 0:
             continue
         beginning = rows[: max(2, len(rows) // 4)]
         peak = beginning[int(np.argmax(norms[beginning]))]

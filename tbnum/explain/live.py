@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.explain.spikes import NEXT, SPIKES, spike_events
+from tbnum.explain.spikes import LEVEL_VALUES, NEXT, SPIKES, STRIDE, spike_events
 from tbnum.explain.thresholds import BASELINE
 from tbnum.log.columns import StepColumn
 from tbnum.log.schema import Event
@@ -26,7 +26,8 @@ class LiveSpikes:
         self._places: list[int] = []  # of the columns that are used
         self._values = np.empty((0, 0))  # (steps, places), of those that were looked at before
         self._fresh: list[Sequence[Any]] = []  # rows since
-        self._decided = -1  # steps up to this one were judged
+        self._decided = -1  # steps up to this one were judged by themselves; a level shows some steps later
+        self._known: list[Event] = []
 
     def steps(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         if columns is not self._columns:
@@ -39,15 +40,23 @@ class LiveSpikes:
             self._take_in()
 
     def new(self) -> list[Event]:
-        """Spikes that began since the last call. One is known `NEXT` steps after it began."""
+        """Spikes that became known since the last call: `NEXT` steps after one began, a level some more later."""
         self._take_in()
         if len(self._values) < BASELINE + NEXT:
             return []
         record = _Rows([self._columns[at] for at in self._places], self._values)
         until = int(record.steps["step"][-NEXT])
-        found = [event for event in spike_events(record) if self._decided < event.step <= until]
+        since = self._decided - 2 * LEVEL_VALUES
+        found = [event for event in spike_events(record) if since < event.step <= until and not self._knows(event)]
+        self._known = [event for event in (*self._known, *found) if event.step > until - 4 * STRIDE]
         self._decided = until
         return found
+
+    def _knows(self, event: Event) -> bool:
+        return any(
+            event.kind == known.kind and event.optimizer == known.optimizer and event.step <= known.step + 2 * STRIDE
+            for known in self._known
+        )
 
     def _take_in(self) -> None:
         if self._fresh:

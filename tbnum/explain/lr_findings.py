@@ -9,9 +9,12 @@ import numpy as np
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.record import is_scalar_log
 from tbnum.explain.thresholds import (
+    LR_NOTHING,
+    LR_NOTHING_SHARE,
     LR_OUTLIER,
     LR_OUTLIER_STEPS,
     LR_ZERO_STEPS,
+    NAMES_SHOWN,
     SCHEDULE_DRIFT_INFO,
     SCHEDULE_DRIFT_WARNING,
 )
@@ -19,7 +22,7 @@ from tbnum.explain.view import RunView
 from tbnum.explain.words import as_float, count_text, number_text, share_text
 from tbnum.log.columns import StepColumn, columns_named
 
-__all__ = ["invalid", "momentum", "outlier", "schedule_drift", "zero"]
+__all__ = ["group_zero", "invalid", "momentum", "outlier", "schedule_drift", "zero"]
 
 
 def outlier(view: RunView) -> Iterator[Finding]:
@@ -87,34 +90,67 @@ def _nonfinite(view: RunView, column: StepColumn, lr: np.ndarray) -> np.ndarray:
 
 
 def zero(view: RunView) -> Iterator[Finding]:
-    """Steps that were taken with a learning rate of 0 in every group of an optimizer."""
-    owners: dict[str | None, list[np.ndarray]] = {}
-    for column, lr in columns_named(view.steps, "lr"):
-        owners.setdefault(column.optimizer, []).append(lr)
-    for optimizer, rates in owners.items():
-        if not len(view.number):
-            continue
+    """Steps that were taken with a learning rate of 0, or next to it, in every group of an optimizer."""
+    for optimizer, rates in _rates(view).items():
+        highest = [np.nanmax(lr, initial=0.0) for lr in rates]
         still = np.logical_and.reduce([lr == 0 for lr in rates])
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], still, [False]]).astype(np.int8))).reshape(-1, 2)
-        long = [(begin, end) for begin, end in edges.tolist() if end - begin >= LR_ZERO_STEPS]
-        if not long:
+        idle = np.logical_and.reduce([np.abs(lr) <= LR_NOTHING * top for lr, top in zip(rates, highest, strict=True)])
+        for steps, least in ((still, LR_ZERO_STEPS), (idle, max(LR_ZERO_STEPS, len(idle) // LR_NOTHING_SHARE))):
+            edges = np.flatnonzero(np.diff(np.concatenate([[False], steps, [False]]).astype(np.int8))).reshape(-1, 2)
+            long = [(begin, end) for begin, end in edges.tolist() if end - begin >= least]
+            if steps is idle:  # a rate that warms up over orders of magnitude is meant
+                long = [(begin, end) for begin, end in long if begin]
+            if long:
+                begin, end = long[-1]
+                yield _no_rate(view, optimizer, begin, end, float(np.abs(rates[0][begin:end]).max()), max(highest))
+                break
+
+
+def _no_rate(view: RunView, optimizer: str | None, begin: int, end: int, rate: float, highest: float) -> Finding:
+    whose = f" of {optimizer}" if optimizer else ""
+    to_the_end = end == len(view.number)
+    first = int(view.number[begin])
+    what = "0" if rate == 0 else f"next to 0 (at most {number_text(rate)}, of {number_text(highest)} before)"
+    text = f"The learning rate{whose} was {what} for {count_text(end - begin, 'step')}, the first at step {first:,}"
+    warm = begin == 0 and not to_the_end
+    aside = optimizer is not None and begin == 0  # one of several that does not train from the beginning on
+    return Finding(
+        "lr_zero",
+        "info" if warm or aside else "warning",
+        "The learning rate is 0" if to_the_end else "The learning rate was 0 for a while",
+        text + (", up to the end: nothing is learned." if to_the_end else "."),
+        "Look at the schedule's length against the number of updates: a decay that ended early, or a warm-up that "
+        "never began, trains nothing.",
+        steps_of([first]),
+    )
+
+
+def group_zero(view: RunView) -> Iterator[Finding]:
+    """A group whose learning rate is 0 at every step, while others of its optimizer learn."""
+    for optimizer, rates in _rates(view).items():
+        known = [(number, lr[np.isfinite(lr)]) for number, lr in enumerate(rates)]
+        without = [number for number, lr in known if len(lr) >= LR_ZERO_STEPS and not lr.any()]
+        if not without or len(without) == len(rates):
             continue
-        begin, end = long[-1]
         whose = f" of {optimizer}" if optimizer else ""
-        to_the_end = end == len(still)
-        first = int(view.number[begin])
-        text = f"The learning rate{whose} was 0 for {count_text(end - begin, 'step')}, the first at step {first:,}"
-        warm = begin == 0 and not to_the_end
-        aside = optimizer is not None and begin == 0  # one of several that does not train from the beginning on
+        listed = ", ".join(map(str, without[:NAMES_SHOWN])) + (", ..." if len(without) > NAMES_SHOWN else "")
         yield Finding(
             "lr_zero",
-            "info" if warm or aside else "warning",
-            "The learning rate is 0" if to_the_end else "The learning rate was 0 for a while",
-            text + (", up to the end: nothing is learned." if to_the_end else "."),
-            "Look at the schedule's length against the number of updates: a decay that ended early, or a warm-up that "
-            "never began, trains nothing.",
-            steps_of([first]),
+            "info",
+            "A group of parameters has a learning rate of 0",
+            f"Of {count_text(len(rates), 'group')}{whose} {count_text(len(without), 'has', 'have')} a learning rate of "
+            f"0 at every step (group {listed}): these parameters stay what they are.",
+            "Fine where they are frozen on purpose. Else give the group a learning rate: a schedule multiplies that 0.",
+            OF_THE_RUN,
         )
+
+
+def _rates(view: RunView) -> dict[str | None, list[np.ndarray]]:
+    """Of each optimizer the learning rates of its groups."""
+    owners: dict[str | None, list[np.ndarray]] = {}
+    for column, lr in columns_named(view.steps, "lr") if len(view.number) else ():
+        owners.setdefault(column.optimizer, []).append(lr)
+    return owners
 
 
 def momentum(view: RunView) -> Iterator[Finding]:

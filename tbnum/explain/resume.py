@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tbnum.explain.record import Record
+from tbnum.explain.rows import sampled_rows
 from tbnum.log.columns import StepColumn
 
 __all__ = ["OptimizerNow", "lost_state", "starting_step"]
@@ -17,6 +18,14 @@ __all__ = ["OptimizerNow", "lost_state", "starting_step"]
 MOVED = 0.05
 """Share by which the norm of trained parameters has to have moved to distinguish them from new ones, which differ among
 each other by a percent; and share of that way within which a norm is one that was measured."""
+
+
+TABLES = 16
+"""Of the tensors of a record, the first among them."""
+
+TENSOR_MOVED, NEARER, MOVED_LEAST, MOVED_SHARE = 0.01, 4.0, 2, 0.75
+"""A tensor whose norm moved by this share of the first one counts. At least so many, and this share of them, have to be
+so many times nearer to what training made of them: of a tensor that is drawn again chance does that once in ten."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,12 @@ class OptimizerNow:
     updates: int | None  # how often it has stepped, by its own counter; None where it keeps none
     stateless: bool  # plain SGD: there is nothing that a checkpoint could have kept
     lr: Sequence[float]  # of each group
-    param_norm: float = math.nan  # of its parameters; measured where it has no state, and a record goes before
+    tensor_norms: Sequence[float] = ()  # of its parameters, in order; () where they are sharded
+
+    @property
+    def param_norm(self) -> float:
+        """Of all of them; NaN where it was not measured."""
+        return math.hypot(*self.tensor_norms) if self.tensor_norms else math.nan
 
 
 def starting_step(past: Record, optimizers: Sequence[OptimizerNow]) -> tuple[int, str]:
@@ -54,10 +68,14 @@ def starting_step(past: Record, optimizers: Sequence[OptimizerNow]) -> tuple[int
 
 
 def _is_trained(past: Record, optimizer: OptimizerNow) -> bool:
-    """Whether the parameters have a norm that the record measured late in training, and not that of its beginning.
+    """Whether the parameters have the norms that the record measured in training, and not those of its beginning.
 
-    Parameters that are drawn again have nearly the norm of those that were drawn before.
+    Parameters that are drawn again have nearly the norm of those that were drawn before: of all together it differs by
+    a percent. Tensor by tensor less movement is enough, for some (zeros, ones) begin with the same norm each time.
     """
+    tables = _norms_of_tensors(past, optimizer)
+    if tables is not None and len(tables) > 1:
+        return _is_near(tables[0], tables[len(tables) // 2 :], np.array(optimizer.tensor_norms))
     norms = past.steps.get(StepColumn(optimizer.name, "param_norm").full, np.empty(0))
     norms = norms[np.isfinite(norms)]
     if len(norms) < 2 or not optimizer.param_norm > 0:
@@ -68,6 +86,40 @@ def _is_trained(past: Record, optimizer: OptimizerNow) -> bool:
     late = norms[len(norms) // 2 :]
     nearest = float(np.abs(late - optimizer.param_norm).min())
     return nearest < MOVED * moved and abs(optimizer.param_norm - float(norms[0])) > moved / 2
+
+
+def _weights_are_new(past: Record, step: int, optimizer: OptimizerNow) -> bool:
+    """Whether the parameters are those of the beginning, and not the ones that the record had before `step`."""
+    tables = _norms_of_tensors(past, optimizer, step)
+    if tables is None or len(tables) < 2:
+        return False
+    first, last, now = tables[0], tables[-1], np.array(optimizer.tensor_norms)
+    moved = np.abs(last - first) > MOVED * first
+    nearer = np.abs(now - first) < np.abs(now - last)
+    return bool(np.count_nonzero(moved) >= MOVED_LEAST and np.mean(nearer[moved]) > 0.5)
+
+
+def _norms_of_tensors(past: Record, optimizer: OptimizerNow, before: int | None = None) -> np.ndarray | None:
+    """(R, P) of the first table of the record and some up to its last, or to the last before a step.
+
+    None where there are none of these tensors.
+    """
+    rows = [each for each in sampled_rows(past, ("param_norm",), TABLES) if each.optimizer == optimizer.name]
+    if not rows or len(rows[0].names) != len(optimizer.tensor_norms):
+        return None
+    norms = rows[0].columns["param_norm"]
+    known = np.isfinite(norms).all(1)
+    return norms[known if before is None else known & (rows[0].steps < before)]
+
+
+def _is_near(first: np.ndarray, late: np.ndarray, now: np.ndarray) -> bool:
+    """Whether at one of the `late` rows (R, P) most tensors that had moved are nearer to it than to the first one."""
+    for row in late:
+        moved = np.abs(row - first) > TENSOR_MOVED * first
+        nearer = np.abs(now - row) < np.abs(now - first) / NEARER
+        if np.count_nonzero(moved) >= MOVED_LEAST and np.mean(nearer[moved]) >= MOVED_SHARE:
+            return True
+    return False
 
 
 def lost_state(
@@ -102,6 +154,8 @@ def _lost_of(past: Record, step: int, optimizer: OptimizerNow) -> list[tuple[str
             lost.append(("optimizer_state_lost", {"expected_updates": expected, "updates": 0}))
         elif optimizer.updates is not None and optimizer.updates != expected:
             lost.append(("optimizer_state_lost", {"expected_updates": expected, "updates": optimizer.updates}))
+    if _weights_are_new(past, step, optimizer):
+        lost.append(("model_state_lost", {}))
     for group, lr in enumerate(optimizer.lr):
         column = "/".join(filter(None, (optimizer.name, "lr", str(group) if group else None)))
         first, before = _lr_at(past, column, 0), _lr_at(past, column, step)

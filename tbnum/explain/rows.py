@@ -24,11 +24,13 @@ class Rows(NamedTuple):
 
 
 def sampled_rows(
-    record: Record, columns: Sequence[str], count: int, *, share: tuple[float, float] = (0.0, 1.0)
+    record: Record, columns: Sequence[str], count: int, *, share: tuple[float, float] = (0.0, 1.0), least: int = 0
 ) -> list[Rows]:
     """At most `count` of the rows at intervals, evenly over a share of the run; one `Rows` an optimizer.
 
-    Rows of skipped steps are not among them. Reads `count` tables, whatever the length of the run. [] without tables.
+    Where a share that begins or ends with the run has fewer than `least` rows, and the run twice as many, it is so
+    many of the first or of the last. Rows of skipped steps are not among them. Reads `count` tables, whatever the
+    length of the run. [] without tables.
     """
     tensors: Any = getattr(record, "tensors", None)
     number = record.steps.get("step")
@@ -36,8 +38,10 @@ def sampled_rows(
         return []
     first, last = int(number[0]), int(number[-1])
     low, high = first + share[0] * (last - first), first + share[1] * (last - first)
-    steps = tensors.steps_of("interval")
-    steps = steps[(steps >= low) & (steps <= high)]
+    every = tensors.steps_of("interval")
+    steps = every[(every >= low) & (every <= high)]
+    if len(steps) < least <= len(every) // 2 and (share[0] == 0 or share[1] == 1):
+        steps = every[:least] if share[0] == 0 else every[-least:]
     if not len(steps):
         return []
     steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int))]

@@ -153,7 +153,8 @@ class Rules:
             return StepVerdict("forward_nonfinite", None)
         scale = event.facts.loss_scale
         unscaled = not scale > 1
-        usual = not loss_stands_out(event.facts.loss, self._past.recent_losses(event.step))
+        # Without a scale a gradient has the range of its loss: it need not be a usual one.
+        usual = unscaled or not loss_stands_out(event.facts.loss, self._past.recent_losses(event.step))
         known = math.isfinite(event.facts.loss) and event.facts.loss_measured
         if known and usual and made_in_backward(self._gradients(event), 1.0 if unscaled else scale, unscaled):
             return StepVerdict("backward_nonfinite", None)

@@ -39,6 +39,18 @@ STRIDE = BASELINE // 2  # between two windows: a median is taken once for so man
 NEXT = 8
 """Values, its own included, that decide whether a value is a spike: `SPIKE_STEPS` of them have to be high."""
 
+LEVEL_VALUES = 16
+"""Values whose median is high together, however they scatter."""
+
+LEVELS_LEAST = 6
+"""Of such medians, from which on they show how the loss wanders by itself."""
+
+LEVEL_ERRORS = SPIKE_DEVIATIONS * 1.2533 * math.sqrt(1 / LEVEL_VALUES + 1 / BASELINE)
+"""Robust deviations of single values: by as many standard errors as `SPIKE_DEVIATIONS` says do two medians differ."""
+
+BACK_ERRORS = BACK_DEVIATIONS * 1.2533 * math.sqrt(1 / NEXT + 1 / BASELINE)
+"""Likewise, down to which the median of the next few values is that of before."""
+
 
 class Spike(NamedTuple):
     column: StepColumn
@@ -107,6 +119,7 @@ class Found(NamedTuple):
     peak: int
     usual: float  # the median of `BASELINE` values that end up to `STRIDE` before it
     deviation: float  # robust: 1.4826 x the median distance from the median
+    level: bool = False  # not single values, but their median is high
 
 
 def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
@@ -128,20 +141,41 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
     deviation = 1.4826 * _medians(np.abs(windows[some] - usual))[:, None]
     above, least = blocks[some] - usual, limits.share * np.abs(usual)
     high = above > np.maximum(limits.deviations * deviation, least)
-    window, place = np.nonzero(high)
+    stayed = _stayed(above, deviation, least)
+    window, place = np.nonzero(high | stayed)
     at = BASELINE + some[window] * STRIDE + place  # rising
-    near = np.searchsorted(at, at + NEXT) - np.arange(len(at))  # of it and the next, so many are high
-    kept = (above > np.maximum(limits.alone * deviation, least))[high] | (near >= SPIKE_STEPS)
+    highest = at[high[window, place]]
+    near = np.searchsorted(highest, at + NEXT) - np.searchsorted(highest, at)  # of it and the next, so many are high
+    kept = (above > np.maximum(limits.alone * deviation, least))[window, place]
+    level = stayed[window, place]
+    kept |= high[window, place] & (near >= SPIKE_STEPS) | level
     found: list[Found] = []
     last = -STRIDE - 1
-    for position, index in zip(at[kept].tolist(), window[kept].tolist(), strict=True):
+    for position, index, of_level in zip(at[kept].tolist(), window[kept].tolist(), level[kept].tolist(), strict=True):
         if found and position <= last + STRIDE:
-            if values[position] > values[found[-1].peak]:
-                found[-1] = found[-1]._replace(peak=position)
+            peak = max(found[-1].peak, position, key=values.__getitem__)
+            found[-1] = found[-1]._replace(peak=peak, level=found[-1].level or of_level)
         else:
-            found.append(Found(position, position, float(usual[index, 0]), float(deviation[index, 0])))
+            found.append(Found(position, position, float(usual[index, 0]), float(deviation[index, 0]), of_level))
         last = position
     return found
+
+
+def _stayed(above: np.ndarray, deviation: np.ndarray, least: np.ndarray) -> np.ndarray:
+    """(W, STRIDE) bool: values of those halves of a block whose median is higher than noise makes medians.
+
+    Noise is what medians of so many values do in the whole run: losses that wander by themselves show it there. The
+    values are those that lie higher by as much themselves: the first of them is where it began, or next to it.
+    """
+    halves = above.reshape(len(above), -1, LEVEL_VALUES)
+    level = np.sort(halves, axis=2)[:, :, LEVEL_VALUES // 2 - 1]
+    known = np.isfinite(level) & (deviation > 0)
+    relative = (level / np.where(deviation > 0, deviation, 1.0))[known]
+    if len(relative) < LEVELS_LEAST:
+        return np.zeros(above.shape, bool)
+    wander = 1.4826 * float(np.median(np.abs(relative - np.median(relative))))
+    limit = np.maximum(max(LEVEL_ERRORS, SPIKE_DEVIATIONS * wander) * deviation, least)
+    return np.asarray(((level > limit)[:, :, None] & (halves > limit[:, :, None])).reshape(above.shape))
 
 
 def _medians(windows: np.ndarray) -> np.ndarray:
@@ -169,10 +203,12 @@ def _described(record: Record, column: StepColumn, rows: np.ndarray, values: np.
     """`rows` (N,): where the `values` stand in the record."""
     at, normal, deviation = found.begin, found.usual, found.deviation
     border = normal + max(BACK_DEVIATIONS * deviation, BACK_SHARE * abs(normal))
+    usual = normal + max(BACK_ERRORS * deviation, BACK_SHARE * abs(normal)) if found.level else border
     after = values[at + 1 : at + 1 + BASELINE]
-    back = np.flatnonzero(after <= border)
-    lasting = len(after) >= BASELINE // 2 and float(np.median(after)) > border
-    back_after = int(rows[at + 1 + back[0]] - rows[at]) if len(back) and not lasting else None
+    low = np.flatnonzero(after <= border).tolist()
+    back = next((place for place in low if not found.level or np.median(after[place : place + NEXT]) <= usual), None)
+    lasting = len(after) >= BASELINE // 2 and float(np.median(after)) > usual
+    back_after = int(rows[at + 1 + back] - rows[at]) if back is not None and not lasting else None
     peak = float(values[found.peak])
     longer = back_after is None or back_after > ONE_STEP
     far = longer and peak - normal > max(FAR_DEVIATIONS * deviation, FAR_TIMES * abs(normal))

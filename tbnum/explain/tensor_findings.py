@@ -14,6 +14,7 @@ from tbnum.explain.rows import Rows, scale_of
 from tbnum.explain.thresholds import (
     CURED_SHARE,
     EDGE_BINADES,
+    GRADIENT_FADED,
     HALF_LOST,
     HEADROOM_LOST,
     LR_IDLE,
@@ -36,6 +37,7 @@ from tbnum.log.columns import StepColumn
 __all__ = [
     "dead",
     "exploding",
+    "faded",
     "headroom",
     "no_gradient",
     "not_float16",
@@ -81,6 +83,31 @@ def dead(view: RunView) -> Iterator[Finding]:
             "that underflows: freeze or drop what is meant to be unused.",
             OF_THE_RUN,
         )
+
+
+def faded(view: RunView) -> Iterator[Finding]:
+    """Tensors whose gradient fell to next to nothing against what it was, while others' did not."""
+    for rows, _ in _judged(view):
+        parts = [part[rows.optimizer] for part in (view.early, view.middle) if rows.optimizer in part]
+        if not parts or any(part.names != rows.names for part in parts):
+            continue
+        before = np.fmax.reduce([_median(part.columns["grad_norm"]) for part in parts])
+        now = _median(rows.columns["grad_norm"])
+        ratio = now / _positive(before)
+        others = np.nanmax(now, initial=0.0) / max(np.nanmax(before, initial=0.0), 1e-300)
+        names = names_where((now > 0) & (ratio <= GRADIENT_FADED * min(1.0, others)), rows.names)
+        if names:
+            least = min(names, key=lambda name: ratio[rows.names.index(name)])
+            yield Finding(
+                "dead_tensor",
+                "warning",
+                "The gradient of some tensors has vanished",
+                f"{count_text(len(names), 'tensor')} ({_listed(names)}): the gradient norm of {least} is "
+                f"{ratio[rows.names.index(least)]:.2g} times what it was earlier in the run; others' are as they were.",
+                "Look for what comes between these tensors and the loss: a saturated activation, a factor that became "
+                "tiny, a branch that is nearly cut off.",
+                OF_THE_RUN,
+            )
 
 
 def no_gradient(view: RunView) -> Iterator[Finding]:

@@ -107,6 +107,10 @@ TENSOR_EXPLODED = 100.0
 """Growth of one tensor's gradient norm, from the middle half of the run to its last quarter, beyond which it runs
 away. Norms drift by factors of two to ten over a healthy run; no scale policy bears a factor of a hundred for long."""
 
+GRADIENT_FADED = 1e-5
+"""Share of its earlier gradient norm, down to which a tensor's has vanished, where others' has not. Norms of single
+tensors drift by two or three orders of magnitude against each other at the most."""
+
 UPDATE_RATIO_HIGH, UPDATE_RATIO_LOW = 0.3, 1e-6
 """Usual length of a step relative to the parameter's own. Around 1e-3 is healthy. A third of the parameter rewritten
 in each step is noise, not training; below 1e-6 a float32 parameter is within ten roundings (2**-24) of not moving."""
@@ -183,8 +187,9 @@ are not float16, or the scale was set by mistake."""
 
 # -- levels
 
-ROSE_WINDOW = 128
-"""Losses of which a level is the median: it varies by a tenth of the noise of a single loss."""
+ROSE_WINDOW, ROSE_WINDOWS, ROSE_LEAST = 128, 8, 16
+"""Losses of which a level is the median: it varies by a tenth of the noise of a single loss. A short run has as many of
+its own that eight windows fit, and not fewer than 16 to a window."""
 
 ROSE_SHARE, ROSE_NOISE = 0.1, 4.0
 """The level has to be this share above its lowest, and so many robust deviations of what levels differ by from one
@@ -221,6 +226,10 @@ restart jumps further, and stays."""
 
 LR_ZERO_STEPS = 16
 """Steps with a learning rate of 0. Schedules begin or end with one or two; sixteen are no rounding of a schedule."""
+
+LR_NOTHING, LR_NOTHING_SHARE = 1e-5, 10
+"""Share of the highest learning rate down to which nothing moves: steps are about 1e-3 of their parameter, and float32
+rounds at 6e-8 of it. A cosine is there for the last 0.2 % of its steps; a tenth of a run is no schedule's end."""
 
 FLOAT8_ROWS = 64
 """Tables that are looked at for what casts to float8 lose."""

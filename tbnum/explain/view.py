@@ -11,7 +11,7 @@ import numpy as np
 from tbnum.explain.record import Record
 from tbnum.explain.rows import Rows, sampled_rows
 from tbnum.explain.spikes import SpikeFacts
-from tbnum.explain.thresholds import TENSOR_ROWS
+from tbnum.explain.thresholds import TENSOR_ROWS, TENSOR_ROWS_LEAST
 from tbnum.log.schema import Event, measured
 
 __all__ = ["RunView", "nonfinite_losses"]
@@ -66,11 +66,12 @@ class RunView:
 
     @cached_property
     def late(self) -> dict[str | None, Rows]:
-        """Rows of the tables of tensors in the last quarter of the run, by optimizer."""
+        """Rows of the tables of tensors in the last quarter of the run, at least the last few of it, by optimizer."""
         return self._rows(0.75, 1.0)
 
     def _rows(self, begin: float, end: float) -> dict[str | None, Rows]:
-        return {rows.optimizer: rows for rows in sampled_rows(self.record, COLUMNS, TENSOR_ROWS, share=(begin, end))}
+        rows = sampled_rows(self.record, COLUMNS, TENSOR_ROWS, share=(begin, end), least=TENSOR_ROWS_LEAST)
+        return {each.optimizer: each for each in rows}
 
 
 def nonfinite_losses(record: Record) -> np.ndarray:

@@ -368,6 +368,7 @@ EVENT_KINDS: dict[str, str] = {
     "resume": "the run was continued from a checkpoint",
     "scaler_state_lost": "the scaler started afresh although the log says otherwise",
     "optimizer_state_lost": "the optimizer's own state does not fit the steps that the log has",
+    "model_state_lost": "the parameters are those of the beginning although the run was continued",
     "schedule_state_lost": "the learning rate is that of the start although the run was continued",
     "repeat_of_diverged_run": "a run with the same settings diverged before",
     "ranks_disagree": "ranks skipped a step that others took, or have other loss scales",

@@ -1,5 +1,5 @@
-"""What a loop's first attempts show of it: whether it computes in float16 without a loss scale, and whether it divides
-the losses that it accumulates. Later attempts cost nothing."""
+"""What a loop's first attempts show of it: whether it computes in float16 without a loss scale, a loss in 16 bits, or
+backward within autocast, and whether it divides the losses that it accumulates. Later attempts cost nothing."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class Beginning:
         self._attempt: Attempt | None = None
         self._means: list[str] = []  # where the backwards of the attempt were called that began with a plain mean
         self._in_float16: bool | None = None
+        self._under_autocast: str | None = None  # where a backward was called within autocast
+        self._low_precision: tuple[torch.dtype, str] | None = None  # of a loss, and where its backward was called
         self._adds_up = self._without_scale = 0  # attempts in a row
         self._rescales = False
 
@@ -42,6 +44,10 @@ class Beginning:
         # Losses of tasks or heads, each of parameters of its own too, are no micro-batches.
         if root is not None and reached_all and is_plain_mean(root.grad_fn, is_scaled):
             self._means.append(users_line() or "")
+        if root is not None and self._under_autocast is None and torch.is_autocast_enabled(root.device.type):
+            self._under_autocast = users_line() or ""
+        if root is not None and self._low_precision is None and root.dtype in (torch.float16, torch.bfloat16):
+            self._low_precision = root.dtype, users_line() or ""
         if self._in_float16 is None and root is not None:
             self._in_float16 = torch.float16 in dtypes_behind(root)
 
@@ -61,6 +67,12 @@ class Beginning:
         one_line = is_followed and len(self._means) == count and len(set(self._means)) == 1
         self._adds_up = self._adds_up + 1 if count > 1 and one_line and not self._rescales else 0
         found: list[tuple[str, dict[str, Any]]] = []
+        if self._under_autocast is not None:
+            found.append(("backward_under_autocast", {"where": self._under_autocast}))
+        if self._low_precision is not None and all(each.dtype == torch.float32 for each in parameters):
+            dtype, where = self._low_precision
+            is_scaled = attempt.scaler is not None
+            found.append(("loss_low_precision", {"dtype": str(dtype)[6:], "where": where, "scaled": is_scaled}))
         if self._without_scale == SURE:
             found.append(("float16_without_scaler", {"where": users_line()}))
         if self._adds_up == SURE:
