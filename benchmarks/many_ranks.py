@@ -6,6 +6,7 @@ python -m benchmarks.many_ranks --ranks 64 --runs 50
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,10 +16,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import torch
 
-from benchmarks.report import Report, Row, parser
+import tbnum
+from benchmarks.report import Report, Row, median, parser, spread
 from tbnum.log.folder import list_files
 from tbnum.log.schema import Event, step_columns
 from tbnum.log.tensors import TensorTable
@@ -49,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report.add(f"one run of {given.ranks:,} ranks x {STEPS:,} steps", list(_of_ranks(Path(folder), given.ranks)))
     with tempfile.TemporaryDirectory() as folder:
+        report.add(f"{given.ranks:,} ranks that start, ranks=8", list(_starting(Path(folder) / "run", given.ranks)))
+    with tempfile.TemporaryDirectory() as folder:
         report.add(f"{given.runs:,} runs of {STEPS:,} steps", list(_of_runs(Path(folder), given.runs)))
     report.finish(given.json)
 
@@ -65,6 +71,60 @@ def _of_ranks(folder: Path, ranks: int) -> Iterator[Row]:
     begun = time.perf_counter()
     list_files(folder / "run")
     yield Row("a listing, by the lowest rank alone", time.perf_counter() - begun, "s")
+
+
+def _starting(folder: Path, ranks: int) -> Iterator[Row]:
+    """Each rank really wraps, steps and closes, one after the other, in an environment as torchrun makes it."""
+    listed: list[int] = []
+    took: list[float] = []
+    for rank in range(ranks):
+        seconds, entries = start_rank(folder, rank, ranks, recording=8)
+        took.append(seconds)
+        listed.append(entries)
+    of_ranks = [path for path in folder.iterdir() if path.name.endswith(".tbnum")]
+    yield Row("record files", len(of_ranks), target=16)
+    yield Row("files in all", len(list(folder.iterdir())), note="with the list of sessions and TensorBoard's file")
+    yield Row("entries that rank 0 listed", listed[0])
+    yield Row("entries that any other rank listed", max(listed[1:], default=0), target=0)
+    last = took[len(took) // 2 :]
+    yield Row(
+        "wrap, two steps and close, of the later half of the ranks", median(last) * 1e3, "ms", spread=spread(last)
+    )
+
+
+def start_rank(folder: Path, rank: int, ranks: int, *, recording: int) -> tuple[float, int]:
+    """Seconds of one rank's wrap, two steps and close, and how many entries of folders it listed."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    environment = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    with mock.patch.dict(os.environ, environment), counted_entries() as listed:
+        begun = time.perf_counter()
+        with tbnum.wrap(optimizer, model=model, logdir=folder, ranks=recording, tensor_interval=1, verbose=False):
+            for _ in range(2):
+                model(torch.ones(3, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return time.perf_counter() - begun, sum(listed)
+
+
+@contextlib.contextmanager
+def counted_entries() -> Iterator[list[int]]:
+    """How many entries each listing of a folder has, while this context lasts, as it goes to the file system."""
+    listed: list[int] = []
+    scandir, listdir = os.scandir, os.listdir
+
+    def scanned(*arguments: Any) -> Any:
+        listed.append(len(listdir(*arguments)))
+        return scandir(*arguments)
+
+    def names(*arguments: Any) -> Any:
+        found = listdir(*arguments)
+        listed.append(len(found))
+        return found
+
+    with mock.patch("os.scandir", scanned), mock.patch("os.listdir", names):
+        yield listed
 
 
 def _of_runs(folder: Path, runs: int) -> Iterator[Row]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tbnum
+from benchmarks.many_ranks import start_rank
 from tests import warm
 
 
@@ -107,6 +108,19 @@ def test_a_crash_of_any_rank_is_in_the_run(folder: Path) -> None:
 def test_the_lowest_rank_alone_lists_the_folder(folder: Path) -> None:
     listed = [json.loads((folder / "listings" / f"listed{rank}.json").read_text()) for rank in range(3)]
     assert listed[0] > 0 and listed[1:] == [0, 0]
+
+
+def test_eight_of_many_ranks_write_sixteen_files_and_no_other_lists_a_folder(tmp_path: Path) -> None:
+    """Ranks start one after the other, each in the environment of its process, and start again in the same folder."""
+    ranks = 12
+    for session in range(2):
+        listed = [start_rank(tmp_path / "run", rank, ranks, recording=8)[1] for rank in range(ranks)]
+        assert listed[0] > 0 and listed[1:] == [0] * (ranks - 1)
+        names = [path.name for path in (tmp_path / "run").iterdir() if path.name.endswith(".tbnum")]
+        assert len(names) == 16 * (session + 1)
+    run = run_in(tmp_path / "run")
+    assert len(run.steps["step"]) == 2 and run.meta["recording_ranks"] == 8 and run.meta["world_size"] == ranks
+    assert run.ranks is not None and run.ranks.present == tuple(range(8))
 
 
 @pytest.mark.parametrize("given", [0, -1, True, False, 1.5, "some", None, [0], "1"])
