@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tbnum.log.columns import StepColumn
+
 __all__ = ["column_of", "derived", "derived_names"]
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
@@ -25,18 +27,25 @@ updates       steps so far, this one included, that changed the parameters: thos
 """
 
 
+def _named(columns: Mapping[str, np.ndarray]) -> dict[str, tuple[StepColumn, str]]:
+    """What there may be derived columns of, by their full names: a stored column of the same optimizer, and which."""
+    stored = map(StepColumn.parse, columns)
+    used = {source for sources in SOURCES.values() for source in sources}
+    return {column.beside(name): (column, name) for column in stored if column.name in used for name in SOURCES}
+
+
 def derived_names(columns: Mapping[str, np.ndarray]) -> list[str]:
     """The derived columns that there are beside `columns`, each optimizer's after its name as the stored ones."""
-    prefixes = dict.fromkeys(name.rpartition("/")[0] for name in columns if name.rpartition("/")[2] == "skipped")
-    names = (f"{prefix}/{name}" if prefix else name for prefix in prefixes for name in SOURCES)
-    return [name for name in names if name not in columns and _sources(name, columns)]
+    named = _named(columns)
+    there = [full for full, (column, _) in named.items() if column.beside("skipped") in columns]
+    return [full for full in there if full not in columns and _sources(full, columns)[1]]
 
 
-def _sources(name: str, columns: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """What a derived column follows from; nothing where not all of it is there."""
-    prefix, slash, base = name.rpartition("/")
-    names = [prefix + slash + source for source in SOURCES.get(base, ())]
-    return [columns[each] for each in names] if all(each in columns for each in names) else []
+def _sources(full: str, columns: Mapping[str, np.ndarray]) -> tuple[str, list[np.ndarray]]:
+    """Which derived column it is, and what it follows from; nothing where not all of that is there."""
+    column, name = _named(columns).get(full, (None, ""))
+    names = [] if column is None else [column.beside(source) for source in SOURCES[name]]
+    return name, [columns[each] for each in names] if all(each in columns for each in names) else []
 
 
 def derived(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -44,8 +53,7 @@ def derived(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
     A few ms for a million steps.
     """
-    base = name.rpartition("/")[2]
-    found = _sources(name, columns)
+    base, found = _sources(name, columns)
     if not found:
         return None
     if base == "updates":

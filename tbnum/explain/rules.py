@@ -30,6 +30,9 @@ __all__ = ["BENIGN", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip
 BENIGN = ("scale_warmup", "growth_probe")
 """Causes that belong to the life of a dynamic loss scale."""
 
+HOPELESS = ("forward_nonfinite", "nonfinite_parameters", "backward_nonfinite")
+"""Causes for which no loss scale helps."""
+
 PROBE_STEPS = 10
 """A scale that survived this many unskipped steps (or one growth interval, if shorter) after a growth has held."""
 
@@ -345,7 +348,7 @@ class Rules:
         if row.collapsed or row.skips < COLLAPSE_SKIPS or not fell or not hopeless:
             return None
         row.collapsed = True
-        known = Counter({name: n for name, n in row.causes.items() if name.endswith(("nonfinite", "parameters"))})
+        known = Counter({name: row.causes[name] for name in HOPELESS if row.causes[name]})
         cause = known.most_common(1)[0][0] if known else "backward_nonfinite" if nan_only else "unknown"
         return Collapse(cause, row.start, row.skips, row.first_scale, row.scale)
 
