@@ -20,7 +20,7 @@ from tbnum.log.writer import LogWriter
 from tests.browser import training
 from tests.browser.conftest import Panel, TensorBoard
 from tests.browser.test_runs_overlay import with_others
-from tests.recorded import META, append
+from tests.recorded import META, append, record
 
 Look = Callable[..., Panel]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -172,3 +172,16 @@ def test_a_figure_is_lines_with_every_lane_or_a_picture_of_twice_the_size(
         assert picture.size == tuple(2 * round(float(root.get(side) or 0)) for side in ("width", "height"))
         assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 20, "something is drawn"
     assert json.dumps(texts).count("undefined") == 0
+
+
+def test_a_baseline_without_a_step_in_common_is_said_in_a_sentence_and_the_rest_works(
+    tmp_path: Path, serve: Callable[..., TensorBoard], look: Look
+):
+    record(tmp_path / "early", range(100), {})
+    record(tmp_path / "late", range(5000, 5100), {})
+    panel = with_others(look(serve(tmp_path)), "early", ["late"], base="late", against="difference")
+    card = panel.frame.get_by_role("region", name="Difference from the baseline")
+    expect(card.locator(".apart")).to_contain_text("The runs have no step in common")
+    expect(panel.frame.locator("#summary-norm")).to_contain_text("steps 0 to 5,099")
+    panel.frame.get_by_label("How runs are held against each other").select_option(label="Values")
+    expect(panel.frame.locator("[data-chart=loss] .key")).not_to_contain_text("difference")

@@ -2,7 +2,7 @@
 
 import { goToStep } from "./actions.ts";
 import { element, iconButton, table } from "./elements.ts";
-import { counted, formatCount } from "./format.ts";
+import { counted, formatCount, sentenceCase } from "./format.ts";
 import { lineName } from "./overlaylegend.ts";
 import { shortNames } from "./runlines.ts";
 
@@ -48,7 +48,7 @@ export class BaselineCard {
     const settings = held.length > 1 ? apart.settings.filter(([name]) => name !== "seed") : apart.settings;
     const band = held.length > 1 ? this.#bandText(run) : null;
     return [
-      element("p", "apart", ...(band ?? [apart.sentence, ...this.#linkTo(apart.first_step, "Go there")])),
+      element("p", "apart", ...(band ?? [sentenceCase(apart.sentence), ...this.#linkTo(apart.first_step, "Go there")])),
       ...(settings.length ? [table("small-table differences", ["Setting", first, second], settings)]
         : apart.steps ? [element("p", "quiet", "Their settings are the same.")] : []),
     ];

@@ -96,6 +96,7 @@ function keyItem(label: string, shape: string, color: string, more: string = "")
 export function emptyText(charts: Charts, spec: ChartSpec) {
   const { prefix, whyEmpty } = charts.shown;
   const series = charts.seriesOf(spec);
+  if (charts.overlay?.data.relativeFor(spec)) return "nothing in common with the baseline in view";
   const recorded = spec.lines.some((line) => lineOf(spec, line, series, prefix)?.last.some(Number.isFinite));
   return recorded ? "no finite value in view" : whyEmpty(spec);
 }

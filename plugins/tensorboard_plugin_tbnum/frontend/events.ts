@@ -4,7 +4,7 @@
  */
 
 import { revived } from "./api.ts";
-import { counted, formatCount, formatNumber, formatScale, runTitle, typeset, words } from "./format.ts";
+import { counted, formatCount, formatNumber, formatScale, runTitle, sentenceCase, typeset, words } from "./format.ts";
 import { LANES, laneOf, shownLanes } from "./marks.ts";
 import { lowerBound } from "./sorted.ts";
 
@@ -69,8 +69,7 @@ export function eventsAt(lanes: Lane[], step: number) {
 }
 
 export function eventTitle(kind: string) {
-  const text = kind === "nonfinite_loss" ? "non-finite loss" : words(kind);
-  return text.charAt(0).toUpperCase() + text.slice(1);
+  return sentenceCase(kind === "nonfinite_loss" ? "non-finite loss" : words(kind));
 }
 
 export function scaleChange(data: Record<string, any>) {
@@ -95,7 +94,7 @@ export function fact(name: string, value: any): [string, string] {
   const known = FACTS[name];
   const plain = revived(value);
   if (known) return [known[0], known[1](plain)];
-  const label = words(name).replace(/^./, (letter) => letter.toUpperCase());
+  const label = sentenceCase(words(name));
   if (plain == null || typeof plain === "number") return [label, formatNumber(plain)];
   if (typeof plain === "string") return [label, plain];
   if (typeof plain === "boolean") return [label, plain ? "yes" : "no"];

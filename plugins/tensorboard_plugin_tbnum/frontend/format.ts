@@ -156,6 +156,11 @@ export function words(name: string | null | undefined) {
   return (name ?? "").replaceAll("_", " ");
 }
 
+/** With a capital at its beginning. */
+export function sentenceCase(text: string) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 /** `1 step`, `2 steps`. */
 export function counted(count: number, singular: string, plural: string = `${singular}s`) {
   return `${formatCount(count)} ${count === 1 ? singular : plural}`;
