@@ -22,25 +22,23 @@ class Coarse:
     def __init__(self) -> None:
         self._buckets: Buckets | None = None
         self._columns: dict[str, Reduced] = {}
-        self._measured: dict[str, np.ndarray | None] = {}
 
     @property
     def nbytes(self) -> int:
-        columns = sum(sum(part.nbytes for part in vars(column).values()) for column in list(self._columns.values()))
-        return columns + sum(mask.nbytes for mask in list(self._measured.values()) if mask is not None)
+        return sum(sum(part.nbytes for part in vars(column).values()) for column in list(self._columns.values()))
 
     def reduce(self, name: str, values: np.ndarray, steps: Mapping[str, np.ndarray], wanted: Buckets) -> Reduced:
         """As `decimate.reduce`, of column `name` of `steps`, or derived from it; means are exact to the last digits."""
-        if name not in self._measured:
-            self._measured[name] = measured(name, steps)
         if wanted.size < 2 << POWER or not len(wanted):
-            return reduce(values, wanted, self._measured[name])
+            begin, end = int(wanted.edges[0]), int(wanted.edges[-1])
+            part = {other: column[begin:end] for other, column in steps.items()}
+            return reduce(values[begin:end], Buckets(wanted.size, wanted.edges - begin), measured(name, part))
         buckets = self._buckets
         if buckets is None:
             buckets = self._buckets = buckets_of(steps["step"], 0, len(values), POWER)
         fine = self._columns.get(name)
         if fine is None:
-            fine = self._columns[name] = reduce(values, buckets, self._measured[name])
+            fine = self._columns[name] = reduce(values, buckets, measured(name, steps))
         return _joined(fine, np.searchsorted(buckets.edges, wanted.edges))
 
 
