@@ -335,8 +335,10 @@ def first_updates(view: RunView) -> Iterator[Finding]:
         starts = np.sqrt(np.maximum(norms[beginning] ** 2 - moved[beginning] ** 2, 0.0))
         start = float(starts[0])
         share = float(np.nanmax(moved[beginning] / np.maximum(starts, STARTED_SMALL * norms[beginning])))
-        started_small = start < STARTED_SMALL * norms[0]  # at zero, or nearly: they have no size of their own yet
-        if started_small or not share >= REWRITTEN or not norms[peak] >= GREW_AT_ONCE * start:
+        if start < STARTED_SMALL * norms[0]:  # at zero, or nearly: they have no size of their own yet
+            continue
+        grew = norms[peak] / start
+        if not share >= REWRITTEN / 2 or not grew >= GREW_AT_ONCE or share * grew < REWRITTEN * GREW_AT_ONCE:
             continue
         whose = f" of {column.optimizer}" if column.optimizer else ""
         step = int(view.number[peak])

@@ -118,7 +118,7 @@ class Found(NamedTuple):
     begin: int
     peak: int
     usual: float  # the median of `BASELINE` values that end up to `STRIDE` before it
-    deviation: float  # robust: 1.4826 x the median distance from the median
+    deviation: float  # robust: 1.4826 x the median distance from the median, without a fall
     level: bool = False  # not single values, but their median is high
 
 
@@ -138,7 +138,7 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
     if not len(some):
         return []
     usual = middle[some, None]
-    deviation = 1.4826 * _medians(np.abs(windows[some] - usual))[:, None]
+    deviation = 1.4826 * _medians(np.abs(_without_fall(windows[some]) - usual))[:, None]
     above, least = blocks[some] - usual, limits.share * np.abs(usual)
     high = above > np.maximum(limits.deviations * deviation, least)
     stayed = _stayed(above, deviation, least)
@@ -159,6 +159,13 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
             found.append(Found(position, position, float(usual[index, 0]), float(deviation[index, 0]), of_level))
         last = position
     return found
+
+
+def _without_fall(windows: np.ndarray) -> np.ndarray:
+    """(W, BASELINE): of a loss that falls steeply, what is left without the line of its fall. That is no noise."""
+    half = windows.shape[1] // 2
+    fall = np.minimum(_medians(windows[:, half:]) - _medians(windows[:, :half]), 0.0) / half
+    return np.asarray(windows - fall[:, None] * (np.arange(windows.shape[1]) - half + 0.5))
 
 
 def _stayed(above: np.ndarray, deviation: np.ndarray, least: np.ndarray) -> np.ndarray:

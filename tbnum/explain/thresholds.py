@@ -210,10 +210,11 @@ WEIGHTS_GREW = 8.0
 """Growth of the norm of all parameters from a run's second quarter to its last. After the first quarter, norms grow by
 a few times at most, and ever more slowly."""
 
-REWRITTEN, GREW_AT_ONCE, STARTED_SMALL = 0.1, 3.0, 0.3
+REWRITTEN, GREW_AT_ONCE, STARTED_SMALL = 0.1, 3.0, 0.05
 """A step as long as this share of the parameters' norm, which grew so many times within the first quarter of the
-measurements. A first step of Adam at a usual rate is 0.001 to 0.05 of it. Of parameters that were smaller than this
-share of what the first step made of them nothing is said: a layer that starts at zero has to grow."""
+measurements; half as long where they grew twice as much. A first step of Adam at a usual rate is 0.001 to 0.05 of it.
+Of parameters that were smaller than the last share of what the first step made of them nothing is said: a layer that
+starts at zero has to grow."""
 
 HALF_LOST = 0.5
 """Share of the length that Adam gives a step, below which what arrives in a 16-bit parameter was rounded away."""
