@@ -100,7 +100,7 @@ def skip_bands(skips: np.ndarray, across: Across, top: float, bottom: float) -> 
     if not len(skips):
         return ""
     places = sorted({round(across(step), 1) for step in skips.tolist()})
-    width = min(14.0, max(1.5, across(1) - across(0)))
+    width = min(14.0, max(1.5, across(skips[0] + 1) - across(skips[0])))
     crowded = len(places) > 20 and len(places) * width > CROWDED * (across(skips[-1]) - across(skips[0]))
     kind, from_y = ("ticks", bottom - 6) if crowded else ("bands", top)
     strokes = "".join(f"M{x} {from_y:.0f}V{bottom:.0f}" for x in places)

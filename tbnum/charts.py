@@ -58,7 +58,9 @@ class _Frame(NamedTuple):
     skips: np.ndarray = np.empty(0)
 
     def across(self, step: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (step - self.first) / (self.last - self.first)
+        """An event may be on disk before its step, or after the last one: it stands at the edge."""
+        share = (min(max(step, self.first), self.last) - self.first) / (self.last - self.first)
+        return LEFT + (WIDTH - LEFT - RIGHT) * share
 
 
 def charts(report: Report) -> str:
