@@ -168,6 +168,19 @@ def test_report_of_a_run_without_a_step_says_so(tmp_path: Path, capsys: pytest.C
     recorder.log.close()
 
 
+def test_a_run_that_was_killed_after_a_skip_and_before_any_row_has_that_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = LogWriter(tmp_path / "killed", columns=step_columns({"optimizer": 1}), meta={"first_step": 0})
+    data = {"loss": math.nan, "loss_scale": 1024.0, "grad_norm": math.nan, "nonfinite_tensors": 2, "tensors": 2}
+    log.write_event(Event(0, 1.7e9, "skip", data=data))
+    _, out, _ = run(capsys, "check", tmp_path, "--max-skip-rate", "1")
+    assert "(1 step, 1 skipped, 100 %)" in out and "no steps recorded" not in out
+    code, out, _ = run(capsys, "report", tmp_path)
+    assert code == 0 and "1 step" in out and "none recorded yet" not in out
+    log.close()
+
+
 def test_check_holds_or_fails_by_severity(logdir: Path, capsys: pytest.CaptureFixture[str]):
     code, out, _ = run(capsys, "check", logdir, "--run", "good")
     assert code == 0 and out == "ok      good  (120 steps, 1 skipped, 0.83 %)\n"

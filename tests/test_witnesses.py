@@ -149,6 +149,32 @@ def test_checksums_are_of_the_gradients_before_clipping_and_of_what_the_step_lef
         assert values[: len(reported), at].tolist() == reported.tolist() and steps.tolist() == list(range(6))
 
 
+def test_a_column_differs_from_the_step_on_at_which_the_loops_own_numbers_do(tmp_path: Path) -> None:
+    """Adam's eps at step 5: parameters differ from there on, the loss from where its float32 shows it."""
+
+    def run(folder: Path, changes: bool) -> tuple[tbnum.Run, list[float]]:
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        losses = []
+        with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=1, verbose=False):
+            for step in range(STEPS):
+                loss = model(torch.randn(32, 8)).square().mean()
+                losses.append(loss.item())
+                loss.backward()
+                if step == 5 and changes:
+                    optimizer.param_groups[0]["eps"] = 1e-7
+                optimizer.step()
+                optimizer.zero_grad()
+        return tbnum.read(folder)["."], losses
+
+    (a, losses), (b, others) = (run(tmp_path / str(changes), changes) for changes in (False, True))
+    found = tbnum.diff(a, b)
+    (loss,) = [each for each in found.columns if each.column == "loss"]
+    assert loss.first_step == next(step for step in range(STEPS) if losses[step] != others[step])
+    assert (found.first_step, found.stage) == (5, "optimizer")
+
+
 @pytest.mark.parametrize("scaled", [True, False])
 def test_where_a_gradient_is_not_finite_there_are_checksums_of_what_the_step_left(scaled: bool, tmp_path: Path) -> None:
     """Of failures in a row the first has them; with the default interval no step but 0 and the last would."""

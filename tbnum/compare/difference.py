@@ -130,16 +130,10 @@ def diff(
     `by` "updates" compares steps after the same number of updates, "samples" after the same number of samples, where
     the ids of every step are recorded (`wrap(..., data=loader, data_ids="all")`).
 
-    Some 0.2 s for a million steps, and 30 us for each table of tensors that both have.
-
-    Raises:
-        ValueError: no step in common, a column that one lacks, a negative tolerance, an unknown `by`, or "samples" of a
-            run without their ids.
+    Some 0.2 s for a million steps that were read, and 60 us for each table of 300 tensors that both have. ValueError
+    where there is no step in common, one lacks a column or its ids, a tolerance is negative or `by` unknown.
     """
-    if not rtol >= 0 or not atol >= 0:
-        raise ValueError(f"rtol is {rtol} and atol {atol}; neither can be negative.")
-    if by not in BY:
-        raise ValueError(f"by is {by!r}; it has to be one of {', '.join(map(repr, BY))}.")
+    _check(rtol, atol, by)
     groups = [_as_group(a), _as_group(b)]
     one, other, paired = _pair(*groups)
     rows = _rows(one, other, columns, until, by)
@@ -152,11 +146,12 @@ def diff(
         seen |= _seen_in_bits(one, other, rows, bits)
     tensors = bits.tensors if exact else ()
     if by == "step" and columns is None:
-        far_enough = min(seen.values()) if tensors else until  # later ones can name no tensor
-        for column, (step, names) in _tensors_apart(one, other, rtol, atol, far_enough).items():
-            seen[column + OF_TENSORS] = step
-            tensors = tensors or names
+        limit = min(seen.values()) if tensors else until  # later ones can name no tensor
+        apart = _tensors_apart(one, other, rtol, atol, limit)
+        seen |= {column + OF_TENSORS: step for column, (step, _) in apart.items()}
+        tensors = tensors or next((names for _, names in apart.values()), ())
     first_step = min(seen.values(), default=None)
+    begun = bits if bits.apart_at == first_step else Bits()
     return Difference(
         a=one.name,
         b=other.name,
@@ -167,15 +162,22 @@ def diff(
         seen_in=tuple(name for name, step in seen.items() if step == first_step),
         same_bits_until=bits.same_until,
         bits_apart_at=bits.apart_at,
-        stage=bits.stage if bits.apart_at == first_step else None,
+        stage=begun.stage,
         tensors=tensors,
-        begun_in=bits.begun_in if bits.apart_at == first_step else None,
-        depth_from=depth.source if bits.apart_at == first_step and bits.stage in ("forward", "backward") else None,
+        begun_in=begun.begun_in,
+        depth_from=depth.source if begun.stage in ("forward", "backward") else None,
         columns=distances,
         verdicts=_verdicts(groups, noise, paired, until),
         events=_events_apart(one, other, rows),
         not_compared=_not_compared(one, other, rows, columns, until),
     )
+
+
+def _check(rtol: float, atol: float, by: str) -> None:
+    if not rtol >= 0 or not atol >= 0:
+        raise ValueError(f"rtol is {rtol} and atol {atol}; neither can be negative.")
+    if by not in BY:
+        raise ValueError(f"by is {by!r}; it has to be one of {', '.join(map(repr, BY))}.")
 
 
 def compared(a: Compared | Sequence[Compared], b: Compared | Sequence[Compared]) -> tuple[Compared, Compared]:
