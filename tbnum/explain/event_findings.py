@@ -184,7 +184,7 @@ def skips(view: RunView) -> Iterator[Finding]:
         if causes["backward_nonfinite"] > overflows / 2:
             remedy = next(event.remedy for event in skips if event.cause == "backward_nonfinite")
         title = "Many steps were lost to overflows"
-        if causes["unknown"] > overflows / 2:  # what the record cannot tell is no overflow's doing
+        if causes["unknown"] > overflows / 2:  # what the record does not show is no overflow's doing
             title, remedy = "Many steps were skipped", next(e.remedy for e in skips if e.cause == "unknown")
         yield Finding("skip_rate", "warning", title, evidence, remedy, _steps(skips))
     elif set(causes) <= set(BENIGN) and not grave:
