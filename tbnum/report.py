@@ -103,7 +103,7 @@ class Report:
             if scale["held"] is not None:
                 text += f"   longest held {scale_text(scale['held'])} ({count_text(scale['held_steps'], 'step')})"
             rows.append(("loss scale", text))
-        elif (self.run.meta.get("scaler") or {}).get("enabled") is False:
+        elif isinstance(scaler := self.run.meta.get("scaler"), Mapping) and scaler.get("enabled") is False:
             why = "by enabled=False, or for want of its device"
             rows.append(("loss scale", f"none: the GradScaler was disabled ({why})"))
         for clip in summary["clipping"]:

@@ -87,7 +87,9 @@ def explain_run(run: Record) -> list[Event]:
     derived += attempt.left_out
     explained += [explained_event(Known.of(event), None) for event in derived]
     explained = sorted(explained, key=lambda event: event.step)
-    return with_samples(explained, getattr(run, "batch", None))
+    known_so_far = len(attempt.left_out)
+    explained = attempt("samples of steps", lambda: with_samples(explained, getattr(run, "batch", None)), explained)
+    return explained + [explained_event(Known.of(event), None) for event in attempt.left_out[known_so_far:]]
 
 
 def findings(run: Record, events: Sequence[Event] | None = None) -> list[Finding]:

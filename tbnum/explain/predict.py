@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tbnum.explain.record import SCALE_CHANGES, Record
+from tbnum.explain.record import SCALE_CHANGES, Record, scaler_settings
 from tbnum.explain.rows import sampled_rows
 from tbnum.explain.rules import BENIGN
 from tbnum.explain.words import as_float, count_text, number_text, scale_text
@@ -46,8 +46,8 @@ def next_overflow(record: Record, events: Sequence[Event]) -> NextOverflow | Non
     What overflowed when the scale was tried the last time decides, else the headroom of the largest recent gradient.
     None where there is no scaler, where neither is known, or where it would take more than `FAR` growths.
     """
-    scaler, steps = record.meta.get("scaler") or {}, record.steps
-    interval, factor = as_float(scaler.get("growth_interval")), as_float(scaler.get("growth_factor"))
+    scaler, steps = scaler_settings(record.meta), record.steps
+    interval, factor = scaler.get("growth_interval", math.nan), scaler.get("growth_factor", math.nan)
     tracker = steps.get("growth_tracker")
     if not interval >= 1 or not factor > 1 or tracker is None or not len(tracker):
         return None
@@ -55,7 +55,7 @@ def next_overflow(record: Record, events: Sequence[Event]) -> NextOverflow | Non
     changes = [event for event in events if event.kind in SCALE_CHANGES and event.step == last]
     scale = as_float(changes[-1].data.get("new_scale")) if changes else float(steps["loss_scale"][-1])
     counted = 0.0 if changes or bool(steps.get("skipped", np.zeros(1, bool))[-1]) else float(tracker[-1]) + 1
-    if math.isnan(counted) or not 0 < scale < math.inf or not math.isfinite(interval * factor):
+    if not abs(counted) < 2**53 or not 0 < scale < math.inf or not math.isfinite(interval * factor):
         return None
     probed = next(
         (as_float(e.data.get("loss_scale")) for e in reversed(events) if e.kind == "skip" and e.cause in BENIGN),

@@ -7,13 +7,30 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tbnum.explain.words import as_float
 from tbnum.log.columns import columns_named
 from tbnum.log.numbering import Numbering
 from tbnum.log.schema import Event
 
-__all__ = ["SCALE_CHANGES", "Part", "Record", "attempts", "complete_events", "first_step", "is_scalar_log"]
+__all__ = [
+    "SCALE_CHANGES",
+    "Part",
+    "Record",
+    "attempts",
+    "complete_events",
+    "first_step",
+    "is_scalar_log",
+    "scaler_settings",
+]
 
 SCALE_CHANGES = ("scale_growth", "scale_backoff", "scale_set", "scaler_state_lost")
+
+
+def scaler_settings(meta: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among a scaler's settings that can be what they are said to be; {} without a scaler."""
+    scaler = meta.get("scaler")
+    settings = {name: as_float(value) for name, value in scaler.items()} if isinstance(scaler, Mapping) else {}
+    return {name: value for name, value in settings.items() if abs(value) < 2**53}
 
 
 class Record(Protocol):

@@ -20,9 +20,8 @@ from tbnum.explain.nonfinite import Since, SpoiledParameters, made_in_backward, 
 from tbnum.explain.outliers import loss_is_usual, loss_is_within, loss_stands_out
 from tbnum.explain.parameters import SpoiledUpdate
 from tbnum.explain.past import Past
-from tbnum.explain.record import SCALE_CHANGES
+from tbnum.explain.record import SCALE_CHANGES, scaler_settings
 from tbnum.explain.thresholds import EDGE_DEVIATIONS, EDGE_PROBED, SCALE_FALLEN, SCALE_HELD, SPOILED_NORMS
-from tbnum.explain.words import as_float
 from tbnum.log.numbering import Numbering
 
 __all__ = ["BENIGN", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "StepVerdict"]
@@ -103,8 +102,7 @@ class Rules:
     ) -> None:
         self._past = past
         self._count = Numbering.of(meta).count  # all that follows counts steps from the run's first one
-        scaler = meta.get("scaler") or {}
-        interval = as_float(scaler.get("growth_interval"))
+        interval = scaler_settings(meta).get("growth_interval", math.nan)
         self._growth_interval = int(interval) if interval >= 1 else DEFAULT_GROWTH_INTERVAL
         self._interval_known = interval >= 1 or "source" not in meta
         begin = self._count(first_step)

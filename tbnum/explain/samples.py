@@ -45,7 +45,7 @@ def with_samples(events: Sequence[Event], batch: Callable[[int], np.ndarray | No
 
 def _samples(batch: Callable[[int], np.ndarray | None], event: Event) -> list[int]:
     peak = as_float(event.data.get("peak_step"))
-    ids = batch(int(peak) if peak >= 0 else event.step)
+    ids = batch(int(peak) if 0 <= peak < 2**53 else event.step)
     return [] if ids is None else ids[:KEPT].tolist()
 
 
