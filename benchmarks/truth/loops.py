@@ -591,6 +591,25 @@ class Gan(Loop):
         self.account.losses.append(loss.item())
 
 
+@healthy
+class HeadOfAnotherTask(Rebuilt):
+    """That every other step trains."""
+
+    def rebuild(self) -> None:
+        self.model.other = nn.Linear(self.model.head.in_features, 3)
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        features = self.model.features(inputs)
+        outputs: Tensor = self.model.head(features)
+        return outputs + 0.1 * self.model.other(features).square().mean() if self.now % 2 else outputs
+
+
+@healthy
+class ShortRuns(Loop):
+    steps = 160
+    options: ClassVar[dict[str, Any]] = {"tensor_interval": 10}
+
+
 # -- loss scales
 
 

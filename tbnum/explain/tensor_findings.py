@@ -123,7 +123,7 @@ def no_gradient(view: RunView) -> Iterator[Finding]:
         norms = np.concatenate([part.columns["grad_norm"] for part in parts])
         measured = np.concatenate([part.columns["param_norm"] for part in parts])
         some = ~np.isnan(norms).all(1)  # steps at which others had one
-        without = np.isnan(norms[some]).all(0) & ~np.isnan(measured).all(0)
+        without = np.isnan(norms[some]).all(0) & _stand_still(measured)
         names = [name for name in names_where(without, rows.names) if name not in meant]
         if np.count_nonzero(some) < 2 * TENSOR_ROWS_LEAST or not names:
             continue
@@ -141,6 +141,13 @@ def no_gradient(view: RunView) -> Iterator[Finding]:
         )
 
 
+def _stand_still(norms: np.ndarray) -> np.ndarray:
+    """(P,) bool: tensors whose own norm (R, P) is the same at all rows. Others are trained at steps in between."""
+    known = ~np.isnan(norms).all(0)
+    still: np.ndarray = known & (np.fmax.reduce(norms, axis=0) == np.fmin.reduce(norms, axis=0))
+    return still
+
+
 def _stopped(view: RunView, rows: Rows, before: Sequence[Rows]) -> Iterator[Finding]:
     """Parameters that had a gradient, and have none in the last quarter of the run."""
     had = np.any([(part.columns["grad_norm"] > 0).mean(0) > 0.5 for part in before], axis=0) if before else np.zeros(0)
@@ -148,7 +155,7 @@ def _stopped(view: RunView, rows: Rows, before: Sequence[Rows]) -> Iterator[Find
     some = ~np.isnan(norms).all(1)
     if not len(had) or np.count_nonzero(some) < TENSOR_ROWS_LEAST:
         return
-    names = names_where(had & np.isnan(norms[some]).all(0), rows.names)
+    names = names_where(had & np.isnan(norms[some]).all(0) & _stand_still(rows.columns["param_norm"]), rows.names)
     if names:
         yield Finding(
             "no_gradient",
