@@ -84,3 +84,36 @@ def test_of_several_ranks_the_ones_that_left_are_named(tmp_path: Path) -> None:
 
 def test_ranks_that_were_never_the_same_are_not_said_to_have_come_apart(tmp_path: Path) -> None:
     assert found(replicas(tmp_path, {1: 0, 2: 0, 3: 0})) == []
+
+
+@pytest.mark.parametrize("guilty", [None, 5, 30])
+def test_of_many_ranks_with_shards_the_one_whose_part_left_its_replicas_is_named(
+    guilty: int | None, tmp_path: Path
+) -> None:
+    """Eight replicas of four shards: rank 4 r + s has part s of two tensors, and the same bits as others with it."""
+    shards, replicas_of_each = 4, 8
+    for rank in range(shards * replicas_of_each):
+        replica, shard = divmod(rank, shards)
+        parts = {"owned": "11" if replica == 0 else "00", "ranks": list(range(shards))}
+        placed = {"mesh": "2d", "placements": ["Replicate()", "Shard(dim=0)"], "coordinate": [replica, shard]}
+        layout = {"names": 1, "gradients": parts, "parameters": parts, "elements": [2, 2], "of_whole": [8, 8]}
+        layouts = {"optimizer": {**layout, "placements": [placed]}}
+        described = {"optimizers": {"optimizer": {"parameters": 2, "shapes": "x"}}, "parameters": {"a": [8], "b": [8]}}
+        begun = {"start_time": START, "world_size": shards * replicas_of_each, "rank": rank}
+        columns = step_columns({"optimizer": 1}, sharded=["optimizer"])
+        log = LogWriter(tmp_path, columns=columns, rank=rank, meta={**META, **begun, **described, "layouts": layouts})
+        append(log, range(40))
+        for step in range(0, 40, 10):
+            flipped = rank == guilty and step >= 20
+            sums = np.array([100 * shard + step + 1, 9000 + 100 * shard + step + flipped], np.uint64)
+            log.write_tensors(TensorTable(step, ("a", "b"), {"checksum/parameter": sums}))
+        log.close()
+    findings = found(tbnum.read(tmp_path)["."])
+    if guilty is None:
+        assert findings == []
+        return
+    (finding,) = findings
+    assert f"of rank {guilty} were the same bits" in finding.evidence and "at step 10" in finding.evidence
+    assert "not at step 20: b" in finding.evidence and finding.steps == (20,)
+    others = [guilty % shards + shards * replica for replica in range(replicas_of_each)]
+    assert all(str(rank) in finding.evidence for rank in others)
