@@ -20,8 +20,6 @@ from tests.browser import training
 from tests.browser.conftest import Panel, TensorBoard
 from tests.browser.test_access import axe  # noqa: F401
 
-pytestmark = pytest.mark.tensorboard_page
-
 Look = Callable[..., Panel]
 
 FIRST, SECOND, THIRD = (f"gpt/lr1e-3/seed{seed}" for seed in training.SEEDS)
@@ -101,6 +99,7 @@ def as_hex(color: str) -> str:
 
 
 @pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.tensorboard_page
 def test_runs_have_the_colours_that_tensorboard_gives_them(logdir, serve, look: Look, fast):
     panel = look(serve(logdir, f"--load_fast={fast}"))
     panel.page.goto(panel.url + "#timeseries")
@@ -123,6 +122,7 @@ def test_runs_have_the_colours_that_tensorboard_gives_them(logdir, serve, look: 
         assert painted(panel, "loss", color) > 100 and painted(panel, "norm", color) > 100
 
 
+@pytest.mark.tensorboard_page
 def test_a_run_is_put_beside_the_current_one_by_key_or_box_and_its_module_comes_only_then(shared, look: Look):
     panel = look(shared)
     asked: list[str] = []
@@ -207,6 +207,7 @@ def test_seeds_of_one_setting_become_their_mean_with_its_range(shared, look: Loo
     panel.wait_until(lambda: ends(panel) == 5, "single runs")
 
 
+@pytest.mark.tensorboard_page
 def test_a_run_beside_the_current_one_grows_as_it_is_written(tmp_path, serve, look: Look):
     with training.Recording(tmp_path / "old", length=50) as old:
         old.advance(50)
@@ -334,6 +335,7 @@ def test_the_table_of_values_lists_each_run_that_is_drawn(shared, look: Look):
     expect(panel.frame.locator(".values-table thead th").first).to_have_text("Time since the first step")
 
 
+@pytest.mark.tensorboard_page
 def test_the_skips_of_the_others_have_lanes_in_their_colours(shared, look: Look):
     panel = with_others(look(shared), "gpt/slow", [SECOND, THIRD, "elsewhere"])
     panel.wait_until(lambda: ends(panel) == 3, "three lines")
@@ -346,6 +348,7 @@ def test_the_skips_of_the_others_have_lanes_in_their_colours(shared, look: Look)
     expect(skips).to_have_attribute("aria-label", re.compile(f"{SECOND} 0, {THIRD} 15$"))
 
 
+@pytest.mark.tensorboard_page
 def test_runs_in_the_table_are_sorted_ticked_and_their_findings_counted(shared, look: Look):
     panel = look(shared).open(FIRST, tensors="runs").drawn()
     table = panel.frame.locator(".runs-table")
@@ -367,6 +370,7 @@ def test_runs_in_the_table_are_sorted_ticked_and_their_findings_counted(shared, 
     expect(panel.frame.locator(".overlay-run.current")).to_contain_text("seed2")
 
 
+@pytest.mark.tensorboard_page
 def test_tensorboards_own_filter_is_followed_until_it_is_left_aside(shared, look: Look):
     panel = look(shared)
     panel.page.goto(
