@@ -80,7 +80,7 @@ class TermOfTheLossIsNan(Loop):
     Truth(("model_state_lost", "resumed_without_state"), near=("loss_spike", "loss_rose", "resume"), late=20),
 )
 class WeightsLeftBehindAtAResume(Resumed):
-    """Few tables of tensors, and weights that moved less: the layers that begin alike each time tell."""
+    """Few tables of tensors, and weights that moved less: the layers that begin alike each time show it."""
 
     restored = ("optimizer", "scaler", "monitor")
     lr = 1e-3
