@@ -3,8 +3,8 @@
  * both.
  */
 
-import type { ApartAnswer, BandAnswer, Cells, EventsAnswer, FindingsAnswer, Header, HealthAnswer, HistogramAnswer, LedAnswer, Line,
-  NonfiniteAnswer, RidgeAnswer, RunInfo, RunTable, SettingsAnswer, StepValues, TensorsAnswer,
+import type { ApartAnswer, BandAnswer, Cells, EventsAnswer, FindingsAnswer, Header, HealthAnswer, HistogramAnswer,
+  LedAnswer, Line, NonfiniteAnswer, RidgeAnswer, RunInfo, RunTable, SettingsAnswer, StepValues, TensorsAnswer,
   Values } from "./answers.ts";
 
 /** The server answered, and said no. */
@@ -121,7 +121,8 @@ export class Api {
   /** All events; those that are known from before are not sent again. */
   async events(run: string): Promise<EventsAnswer> {
     const before = this.answered?.run === run ? this.answered.answer : null;
-    const { version, unchanged = 0, events, headline } = await this.#get("events", pairs({ run, since: before?.version }),
+    const query = pairs({ run, since: before?.version });
+    const { version, unchanged = 0, events, headline } = await this.#get("events", query,
       async (response) => {
         const answer = await response.json();
         for (const event of answer.events) event.data = revivedValues(event.data ?? {});

@@ -158,7 +158,8 @@ export class Charts {
    * alone has, the charts that are not smoothed stay as they are
    */
   show(changed: ReadonlySet<keyof State> = new Set()) {
-    const smoothingAlone = changed.has("smoothing") && [...changed].every((key) => key === "smoothing" || key === "own");
+    const smoothingAlone = changed.has("smoothing")
+      && [...changed].every((key) => key === "smoothing" || key === "own");
     const { state } = this.store;
     if (!state.loaded) return;
     const model = (this.model = modelOf(state, state.loaded, this.symlog));

@@ -69,7 +69,8 @@ export class EventCard {
     const where = [`Step ${formatCount(step)}`, elapsed == null ? "" : `${formatElapsed(elapsed)} after the start`,
       optimizer === "optimizer" ? "" : optimizer];
     const buttons = element("div", "card-buttons",
-      iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => goOn(store, -1), { disabled: index === 0 || !count }),
+      iconButton("‹", `Previous ${title.toLowerCase()} (P)`, () => goOn(store, -1),
+        { disabled: index === 0 || !count }),
       element("span", "card-place", `${index < 0 ? "–" : formatCount(index + 1)} / ${formatCount(count)}`),
       iconButton("›", `Next ${title.toLowerCase()} (N)`, () => goOn(store, 1), { disabled: index >= count - 1 }),
       iconButton("✕", "Close (Esc)", () => select(store, null)));

@@ -110,8 +110,8 @@ export function formatShare(part: number, whole: number) {
 }
 
 /**
- * Time since the start as a clock: 0:45, 12:30, 1:02:30, 2d 03:00:00; below a second 0:00.250, unless it is given how many
- * decimals.
+ * Time since the start as a clock: 0:45, 12:30, 1:02:30, 2d 03:00:00; below a second 0:00.250, unless it is given how
+ * many decimals.
  */
 export function formatElapsed(seconds: number | null | undefined, decimals?: number) {
   if (seconds == null || !Number.isFinite(seconds)) return DASH;

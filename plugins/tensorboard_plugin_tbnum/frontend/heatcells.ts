@@ -93,7 +93,8 @@ export function heatRows(names: string[],
   };
   return sorted.flatMap(([key, members]) => {
     if (members.length === 1)
-      return [{ name: names[members[0]], label: named(names[members[0]], members), members, group: false, open: false, level: 0 }];
+      return [{ name: names[members[0]], label: named(names[members[0]], members), members, group: false, open: false,
+        level: 0 }];
     const isOpen = open.has(key);
     const label = key === "" ? "(the model's own)" : key;
     const inside = badness ? [...members].sort((a, b) => badness[b] - badness[a]) : members;

@@ -85,7 +85,8 @@ export class LedHere {
     const go = element("button", { class: "link", type: "button", onclick: () => goToStep(this.store, at) },
       `step ${formatCount(at)}`);
     return element("tr", deviations >= 6 ? "far" : "", element("th", { scope: "row" }, quantityTitle(quantity)),
-      element("td", {}, sparkline(steps, values, { width: WIDTH, height: HEIGHT, from: first, to: step - 1, usual, at })),
+      element("td", {},
+        sparkline(steps, values, { width: WIDTH, height: HEIGHT, from: first, to: step - 1, usual, at })),
       element("td", {}, `${formatNumber(Number(value.toPrecision(4)))} at `, go),
       element("td", "number", formatNumber(Number(usual.toPrecision(4)))),
       element("td", "number", farText(deviations)));

@@ -67,8 +67,8 @@ export type Geometry = {
 };
 
 /** What the charts draw again for. */
-export const DRAWN = ["loaded", "detail", "zoom", "axis", "smoothing", "optimizer", "hidden", "event", "pin", "tensors", "views",
-  "over", "grouped", "filter", "filterAside", "beside", "opened", "yRanges", "baseline", "against"] as const;
+export const DRAWN = ["loaded", "detail", "zoom", "axis", "smoothing", "optimizer", "hidden", "event", "pin", "tensors",
+  "views", "over", "grouped", "filter", "filterAside", "beside", "opened", "yRanges", "baseline", "against"] as const;
 
 /** @param symlog ids of views whose axis goes below 0 */
 export function modelOf(state: State, loaded: Loaded, symlog: ReadonlySet<string>): Model {

@@ -60,7 +60,8 @@ export function makePane(spec: ChartSpec, store: PanelStore, ...tools: Node[]): 
   const log = button("log", "Logarithmic axis",
     () => changeViews(store, (views) => views.log.set(id, scaleOf(views, spec) !== "log10")));
   log.setAttribute("aria-label", `Logarithmic axis of ${spec.title}`);
-  const smooth = button("smooth", "Smoothed as the loss is", () => changeViews(store, (views) => flip(views.smooth, id)));
+  const smooth = button("smooth", "Smoothed as the loss is",
+    () => changeViews(store, (views) => flip(views.smooth, id)));
   smooth.setAttribute("aria-label", `Smoothed ${spec.title.toLowerCase()}`);
   const ranks = button("ranks", "A line for each rank", () => changeViews(store, (views) => flip(views.ranks, id)));
   ranks.setAttribute("aria-label", `${spec.title} of each rank`);
@@ -85,7 +86,8 @@ export function makePane(spec: ChartSpec, store: PanelStore, ...tools: Node[]): 
       { class: "chart", "data-chart": spec.id },
       element("header", "chart-head", title, legend,
         element("div", "chart-tools", element("span", "chart-order", ...order), reach,
-          ...(spec.canRanks ? [ranks] : []), ...(spec.canSmooth ? [smooth] : []), ...(spec.canLog ? [log] : []), ...tools)),
+          ...(spec.canRanks ? [ranks] : []), ...(spec.canSmooth ? [smooth] : []), ...(spec.canLog ? [log] : []),
+          ...tools)),
       holder,
       summary,
     ), plot: null, empty: false, beyond: 0, ranges: [], widths: [], made: [], data: [],

@@ -132,12 +132,12 @@ export function drawRankLines(plot: Plot, charts: Charts, spec: ChartSpec) {
   ctx.clip();
   ctx.font = `600 ${11 * ratio}px ${FONT}`;
   ctx.textAlign = "left";
-  const order = [...ranks].sort(([a], [b]) => Number(a === guilty?.rank) - Number(b === guilty?.rank)); // above the others
+  const stands = (rank: number) => Number(rank === guilty?.rank); // it is drawn above the others
+  const order = [...ranks].sort(([a], [b]) => stands(a) - stands(b));
   for (const [rank, values] of order) {
-    const stands = rank === guilty?.rank;
-    ctx.globalAlpha = stands ? CLEAR : FAINT;
-    ctx.strokeStyle = ctx.fillStyle = charts.colors.known[stands ? "--nonfinite" : "--text-2"];
-    ctx.lineWidth = (stands ? 1.75 : 1) * ratio;
+    ctx.globalAlpha = stands(rank) ? CLEAR : FAINT;
+    ctx.strokeStyle = ctx.fillStyle = charts.colors.known[stands(rank) ? "--nonfinite" : "--text-2"];
+    ctx.lineWidth = (stands(rank) ? 1.75 : 1) * ratio;
     ctx.beginPath();
     let open = false;
     let mark: [number, number] | null = null; // where it stands out
@@ -156,7 +156,7 @@ export function drawRankLines(plot: Plot, charts: Charts, spec: ChartSpec) {
       if (series.step[at] <= (guilty?.step ?? NaN)) mark = [x, y];
     }
     ctx.stroke();
-    if (stands && mark)
+    if (stands(rank) && mark)
       ctx.fillText(`rank ${rank}`, Math.min(mark[0] + 6 * ratio, bbox.left + bbox.width - 50 * ratio),
         Math.max(mark[1] - 6 * ratio, bbox.top + 12 * ratio));
   }

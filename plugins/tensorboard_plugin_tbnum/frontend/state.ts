@@ -166,7 +166,8 @@ export function viewOf(state: State): [number, number] {
 /** The best that is there for the view. */
 export function seriesOf({ loaded, detail, zoom }: State): Series {
   const { run, overview } = loaded as Loaded;
-  if (!zoom || detail?.header.run !== run || !detail.length || detail.bucketSteps >= overview.bucketSteps) return overview;
+  if (!zoom || detail?.header.run !== run || !detail.length) return overview;
+  if (detail.bucketSteps >= overview.bucketSteps) return overview;
   const [from, to] = [detail.step[0], detail.stepLast[detail.length - 1]];
   const { first_step: first, last_step: last } = overview.header;
   return Math.max(first ?? 0, zoom[0]) >= from && Math.min(last ?? 0, zoom[1]) <= to ? detail : overview;

@@ -18,8 +18,8 @@ export class Store<S extends object> {
   }
 
   /**
-   * Sets values, and notifies those who watch them. What is equal is no change. What they set in turn follows when all of
-   * them have heard of the first.
+   * Sets values, and notifies those who watch them. What is equal is no change. What they set in turn follows when all
+   * of them have heard of the first.
    */
   set(changes: Partial<S>) {
     for (const key of Object.keys(changes) as (keyof S)[]) {
