@@ -413,7 +413,7 @@ def test_many_skips_that_were_made_in_backward_have_its_remedy() -> None:
 @pytest.mark.parametrize(("now", "trained"), [(3.0, True), (1.0, False), (9.0, False)])
 def test_two_measured_norms_say_whether_parameters_were_trained(now: float, trained: bool) -> None:
     past: Any = SimpleNamespace(steps={"param_norm": np.array([1.0, math.nan, 3.0])})
-    optimizer = OptimizerNow(None, has_state=False, updates=None, stateless=True, lr=(0.1,), param_norm=now)
+    optimizer = OptimizerNow(None, has_state=False, updates=None, stateless=True, lr=(0.1,), tensor_norms=(now,))
     assert _is_trained(past, optimizer) is trained
 
 
