@@ -189,8 +189,9 @@ def test_runs_of_many_ranks_and_many_runs_are_asked(tmp_path: Path, monkeypatch:
     pytest.importorskip("duckdb")
     monkeypatch.setattr(many_ranks, "STEPS", 600)
     many_ranks.main(["--ranks", "10", "--runs", "12", "--json", str(tmp_path / "o")])
-    of_ranks, of_runs = written(tmp_path / "o").values()
+    of_ranks, of_starting, of_runs = written(tmp_path / "o").values()
     assert of_ranks[0]["what"] == "files" and of_ranks[0]["value"] == 20
+    assert of_starting and of_starting[0]["value"] >= 0
     (question,) = [row for row in of_runs if "spike" in row["what"]]
     assert question["note"] == "2 runs"
 

@@ -87,7 +87,7 @@ def test_the_wheel_carries_the_front_end_as_it_is_built(dist: Dist, frontend: Pa
 
 def test_the_wheel_holds_the_packages_and_nothing_else(dist: Dist) -> None:
     modules = {str(file.relative_to(ROOT)) for file in (ROOT / "tbnum").rglob("*.py")}
-    assert {name for name in dist.wheel if name.startswith("tbnum/")} == {*modules, "tbnum/py.typed"}
+    assert {name for name in dist.wheel if name.startswith("tbnum/")} == {*modules, "tbnum/py.typed", "tbnum/look.json"}
     tops = {name.split("/")[0] for name in dist.wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"tbnum", "tensorboard_plugin_tbnum"}
 

@@ -13,7 +13,6 @@ def main() -> None:
     address, processes, modules, *arguments = sys.argv[1:]
     asked = {"processes": int(processes), "modules": modules.split(), "arguments": arguments}
     asked |= {"folder": os.getcwd(), "variables": dict(os.environ)}
-    ignored = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
     pid = 0
     early: list[int] = []
 
@@ -24,8 +23,7 @@ def main() -> None:
             early.append(number)
 
     for number in SIGNALS:
-        if number not in ignored:
-            signal.signal(number, hand_on)
+        signal.signal(number, hand_on)  # where it is ignored, the program ignores it by itself
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         socket.send_fds(connection, [b"."], [0, 1, 2])
