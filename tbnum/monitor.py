@@ -184,45 +184,15 @@ class Monitor(OfThisProcess):
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
         options = options.on(rank_and_world_size()[0])
         self._watching = Watching(optimizers, scaler, modules, options.activations, options.tensor_interval)
-        self._recorder = Recorder(
-            optimizers,
-            scaler,
-            folder,
-            writer,
-            modules,
-            options.scalar_interval,
-            options.config,
-            options.max_tensor_bytes,
-            options.flush_seconds,
-            options.ranks,
-            options.tensorboard_tensors,
-            options.keep_all_ids,
-        )
+        self._recorder = Recorder(optimizers, scaler, folder, writer, modules, options)
         self._recorder.watch(self._watching.sentinels, self._watching.at_intervals)
         takes_checksums = options.checksums and options.tensor_interval is not NEVER
         self._checksum_interval = options.tensor_interval if takes_checksums else None
         self._scale = None if isinstance(scaler, torch.amp.GradScaler) else scaler  # of the loop's own
         scaler = scaler if isinstance(scaler, torch.amp.GradScaler) else None
         self._batch_ids = BatchIds(options.loader, list(modules.values()))
-        self._observer = StepObserver(
-            optimizers,
-            scaler,
-            self._scale,
-            on_steps=self._recorder.on_steps,
-            on_drained=self._recorder.on_drained,
-            on_observation=self._recorder.on_observation,
-            on_first_step=functools.partial(_first_step, weakref.ref(self)),
-            on_close=functools.partial(_closed, weakref.ref(self)),
-            on_unused=functools.partial(_unused, weakref.ref(self)),
-            on_found=self._recorder.found_scaler,
-            on_depth=self._recorder.on_depth,
-            verify_interval=options.scalar_interval or VERIFY_INTERVAL,
-            tensor_interval=options.tensor_interval,
-            histogram_interval=options.histogram_interval,
-            checksums=options.checksums,
-            layouts=Layouts(list(modules.values()), self._recorder.on_layout),
-            batch_ids=self._batch_ids,
-        )
+        layouts = Layouts(list(modules.values()), self._recorder.on_layout)
+        self._observer = _observer_for(self, optimizers, scaler, self._scale, options, layouts, self._batch_ids)
         self._recorder.call_ahead(functools.partial(_drain_quiet, weakref.ref(self)))
         self._watching.watch_buffers(modules, self._observer, self._recorder)
         self._state: dict[str, Any] | None = None  # of a checkpoint, until the next step
@@ -482,6 +452,38 @@ class Monitor(OfThisProcess):
                 self._observer.observe("crash", crash_facts(error))
         finally:
             self.close()
+
+
+def _observer_for(
+    monitor: Monitor,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler | None,
+    own_scale: Callable[[], float] | None,
+    options: Options,
+    layouts: Layouts,
+    batch_ids: BatchIds,
+) -> StepObserver:
+    """Hands what it sees to the monitor's recorder; holds the monitor weakly."""
+    recorder, ref = monitor._recorder, weakref.ref(monitor)
+    return StepObserver(
+        optimizers,
+        scaler,
+        own_scale,
+        on_steps=recorder.on_steps,
+        on_drained=recorder.on_drained,
+        on_observation=recorder.on_observation,
+        on_first_step=functools.partial(_first_step, ref),
+        on_close=functools.partial(_closed, ref),
+        on_unused=functools.partial(_unused, ref),
+        on_found=recorder.found_scaler,
+        on_depth=recorder.on_depth,
+        verify_interval=options.scalar_interval or VERIFY_INTERVAL,
+        tensor_interval=options.tensor_interval,
+        histogram_interval=options.histogram_interval,
+        checksums=options.checksums,
+        layouts=layouts,
+        batch_ids=batch_ids,
+    )
 
 
 def _hooked(

@@ -35,6 +35,7 @@ from tbnum.log.tensors import TensorTable
 from tbnum.log.writer import LogWriter
 from tbnum.observe.records import Observation, OptimizerRecord, StepRecord
 from tbnum.observe.shards import Layout, Parts
+from tbnum.options import Options
 from tbnum.parameter_names import ParameterNames
 from tbnum.rank_records import RankRecords
 from tbnum.repeats import Repeats
@@ -64,15 +65,9 @@ class Recorder:
         folder: Path,
         writer: SummaryWriter | None,
         modules: Mapping[str, nn.Module],
-        scalar_interval: int | None,
-        config: Mapping[str, Any],
-        max_tensor_bytes: int,
-        flush_seconds: float,
-        recording_ranks: int | None,
-        tensorboard_tensors: bool,
-        keep_all_ids: bool,
+        options: Options,
     ) -> None:
-        self.ranks = RankRecords(folder, recording_ranks)
+        self.ranks = RankRecords(folder, options.ranks)
         rank = self.ranks.rank
         self.names = ParameterNames(optimizers, modules)
         self.callbacks = Callbacks()
@@ -94,7 +89,7 @@ class Recorder:
             "frozen": self.names.frozen(),
             "scaler": settings_of(scaler),
             "seed": torch.initial_seed(),
-            "config": dict(config),
+            "config": dict(options.config),
             "versions": {"tbnum": __version__, "torch": torch.__version__, "python": platform.python_version()},
             **self.ranks.meta(),
         }
@@ -102,20 +97,20 @@ class Recorder:
         self._repeats = Repeats(folder, self.session, meta["fingerprint"])
         self._explainer = LiveExplainer(meta)
         other = None if rank else writing_now(folder, rank)  # a listing of the folder, by one rank of perhaps thousands
-        self._log = self.ranks.open_log(self._rows.columns, meta, max_tensor_bytes, flush_seconds)
-        if other is not None:  # two trainings in one folder are read as one: a run that was stopped and resumed
-            warn(
-                f"process {other} is recording with tbnum into {str(folder)!r} just now. The record will show this "
-                "training in place of that one from its first step on: give each its own folder."
-            )
+        self._log = self.ranks.open_log(self._rows.columns, meta, options.max_tensor_bytes, options.flush_seconds)
+        if other is not None:
+            _warn_of_another(other, folder)
         own_writer = opened_writer(folder) if writer is None and not rank else None
-        is_own = own_writer is not None
         self.drawings = Drawings(
-            self._log, own_writer if is_own else writer, scalar_interval, own=is_own, of_tensors=tensorboard_tensors
+            self._log,
+            writer if own_writer is None else own_writer,
+            options.scalar_interval,
+            own=own_writer is not None,
+            of_tensors=options.tensorboard_tensors,
         )
         # The end of the optimizer is the end of the recording, also where nobody called close().
         self._finish = weakref.finalize(self, _finish, self._log, own_writer, os.getpid())
-        self._ids = KeptIds(self._log, keep_all=keep_all_ids)
+        self._ids = KeptIds(self._log, keep_all=options.keep_all_ids)
         self._is_first_row = True
         self._lock = threading.RLock()  # rows may come from the thread of the log
         self._spoiled: set[str] = set()  # optimizers whose parameters were found non-finite, as was recorded
@@ -336,6 +331,14 @@ class Recorder:
 
 
 _UNEXPLAINED = ("bad_batch", "forward_nonfinite", "unknown")  # causes of a skip whose module is worth a look
+
+
+def _warn_of_another(process: int, folder: Path) -> None:
+    """Two trainings in one folder are read as one: a run that was stopped and resumed."""
+    warn(
+        f"process {process} is recording with tbnum into {str(folder)!r} just now. The record will show this training "
+        "in place of that one from its first step on: give each its own folder."
+    )
 
 
 def _finish(log: LogWriter | PartLog, own_writer: SummaryWriter | None, pid: int) -> None:
