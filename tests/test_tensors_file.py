@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -13,6 +14,7 @@ import threading
 import time
 import tracemalloc
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -535,31 +537,40 @@ def test_a_million_steps_of_150_tensors_take_less_than_150_megabytes(tmp_path: P
     assert len(run.histograms["update"].steps) == 400
 
 
-def test_waiting_tables_are_bounded_whatever_hangs(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def hung(log: LogWriter) -> Iterator[None]:
+    """The log's thread does nothing meanwhile."""
     gate, entered = threading.Event(), threading.Event()
 
     def block() -> None:
         entered.set()
         gate.wait()
 
+    log.submit(block)
+    log.write_event(skip(0))
+    assert entered.wait(30)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+def test_waiting_tables_are_bounded_whatever_hangs(tmp_path: Path) -> None:
     names = tuple(map(str, range(1000)))
     values = row(COLUMNS, 0)
     log = open_log(tmp_path)
-    log.submit(block)
-    log.write_event(skip(0))
-    assert entered.wait(300)
-    tracemalloc.start()
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for step in range(2000):
-                log.write_tensors(TensorTable(step, names, {"grad_norm": np.ones(1000), "absmax": np.ones(1000)}))
-                for _ in range(4):
-                    log.append_step(tuple(values))
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
-        gate.set()
+    with hung(log):
+        tracemalloc.start()
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for step in range(2000):
+                    log.write_tensors(TensorTable(step, names, {"grad_norm": np.ones(1000), "absmax": np.ones(1000)}))
+                    for _ in range(4):
+                        log.append_step(tuple(values))
+            assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        finally:
+            tracemalloc.stop()
     assert log.flush(60)
     log.close()
     assert len(caught) == 1
@@ -568,28 +579,18 @@ def test_waiting_tables_are_bounded_whatever_hangs(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_one_step_are_taken_together_however_large(tmp_path: Path) -> None:
-    gate, entered = threading.Event(), threading.Event()
-
-    def block() -> None:
-        entered.set()
-        gate.wait()
-
     names = tuple(map(str, range(10_000)))
-    log = open_log(tmp_path)
-    log.submit(block)
-    log.write_event(skip(0))
-    assert entered.wait(30)
-    unknown = np.full(len(names), np.nan)
-    for step in (0, 1):
-        for source in ("gradient", "parameter", "update", "activation"):
-            counts = np.ones((len(names), BINS), np.int32)  # 10 MB
-            log.write_histogram(HistogramTable(step, names, source, counts, unknown, unknown))
-    gate.set()
+    sources = ("gradient", "parameter", "update", "activation")
+    log, unknown = open_log(tmp_path), np.full(len(names), np.nan)
+    with hung(log):
+        for step in (0, 1):
+            for source in sources:
+                counts = np.ones((len(names), BINS), np.int32)  # 10 MB
+                log.write_histogram(HistogramTable(step, names, source, counts, unknown, unknown))
     log.close()
     assert log.dropped == {"writing tensors too slow": 4}  # all of step 1, none of step 0
     run = Run(tmp_path)
-    steps = {source: list(run.histograms[source].steps) for source in run.histograms}
-    assert steps == {source: [0] for source in ("gradient", "parameter", "update", "activation")}
+    assert {source: list(run.histograms[source].steps) for source in run.histograms} == {each: [0] for each in sources}
 
 
 def test_past_max_tensor_bytes_only_histories_and_failures_are_written(tmp_path: Path) -> None:
