@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -230,3 +231,60 @@ def test_an_outlier_of_a_run_beside_it_flattens_nothing_either(shared: TensorBoa
     expect(reach).to_have_text("1 outlier left out")
     reach.click()
     expect(reach).to_have_text("with outliers")
+
+
+STROKES = """
+    window.strokes = [];
+    for (const name of ["moveTo", "lineTo", "strokeText"]) {
+        const draw = CanvasRenderingContext2D.prototype[name];
+        CanvasRenderingContext2D.prototype[name] = function (...drawn) {
+            const where = this.canvas.closest("[data-chart]")?.dataset.chart ?? this.canvas.className;
+            const [text, x, y] = name === "strokeText" ? drawn : ["", ...drawn];
+            strokes.push([where, name, x, y, text, this.strokeStyle]);
+            draw.apply(this, drawn);
+        };
+    }
+"""
+
+
+def strokes(panel: Panel, where: str) -> list[tuple[str, float, float, str, str]]:
+    """What was drawn on a canvas so far: what, where, the text, the colour of lines."""
+    frame = next(frame for frame in panel.page.frames if frame != panel.page.main_frame)
+    return [tuple(each) for at, *each in frame.evaluate("strokes") if at == where]
+
+
+def test_no_line_of_the_histograms_over_time_leads_down_a_slope_that_was_not_counted(shared: TensorBoard, look: Look):
+    panel = look(shared)
+    panel.page.add_init_script(STROKES)
+    panel.open("tensors", tensors="histogram").drawn()
+    expect(panel.frame.locator(".histogram-title").nth(1)).to_contain_text("dashed: float16")
+    drawn = strokes(panel, "ridge")
+    pairs = [(one, two) for one, two in pairwise(drawn) if two[0] == "lineTo"]
+    assert len(pairs) > 100
+    assert all(one[1] == two[1] or one[2] == two[2] for one, two in pairs), "upright or level"
+
+
+def test_a_number_that_stands_away_from_its_lines_end_is_led_to_from_there(tmp_path: Path, serve, look: Look):
+    for seed in range(5):
+        with training.Recording(tmp_path / f"run{seed}", seed=seed, length=200) as run:
+            run.advance(200)
+    panel = look(serve(tmp_path))
+    panel.page.add_init_script(STROKES)
+    with_others(panel, "run0", [f"run{seed}" for seed in range(1, 5)], smoothing="0.9")
+    panel.wait_until(lambda: any(each[3] == "5" for each in strokes(panel, "loss")), "the last number")
+    drawn = strokes(panel, "loss")
+    latest = {text: at for at, (_, _, _, text, _) in enumerate(drawn) if text in ("2", "3", "4", "5")}
+    points: dict[str, list[tuple[float, float]]] = {}
+    for what, x, y, _, colour in drawn[: min(latest.values())]:
+        if what == "lineTo" and x < drawn[latest["2"]][1] - 10:  # a lead goes further
+            points.setdefault(colour, []).append((x, y))
+    ends = [line[-1] for line in points.values() if len(line) > 100]  # but for the grid's
+    assert len(latest) == len(ends) == 4
+    led = 0
+    for number, (x, y) in zip(sorted(latest), ends, strict=True):  # both in the order of the legend
+        _, at, beside, *_ = drawn[latest[number]]
+        if abs(beside - y) > 3:
+            led += 1
+            lead = drawn[latest[number] - 2 : latest[number]]
+            assert [each[1:3] for each in lead] == [(x + 1, y), (at - 2, beside)], number
+    assert led >= 2
