@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -104,13 +103,11 @@ class Pending:
         return self._landed
 
     def _land(self) -> tuple[StepRecord | None, tuple[float, float] | None]:
-        if self.is_quiet and self.attempts:
-            return self._landed_quiet(), None
         host, update = self._transfer, self._update
         scales = None if update is None else (host.number(update.old_scale), host.number(update.new_scale))
         if not self.attempts:
             return None, scales
-        record = StepRecord(self.step, self.wall_time, sample_ids=self._sample_ids)
+        record = StepRecord(self.step, self.wall_time, sample_ids=self._sample_ids, is_quiet=self.is_quiet)
         attempts = list(self.attempts.values())
         losses = _known_losses(attempts)
         if losses:
@@ -131,53 +128,6 @@ class Pending:
             own = losses if len(attempts) == 1 else _known_losses([attempt])
             one.loss = sum(_values(own, host)) if own else UNKNOWN
         return record, scales
-
-    def _landed_quiet(self) -> StepRecord:
-        """What `_land` gives, where all of it was on the host, and the scale has stayed."""
-        record = StepRecord(self.step, self.wall_time, sample_ids=self._sample_ids, is_quiet=True)
-        update: Any = self._update
-        attempts: list[Any] = list(self.attempts.values())
-        losses = _known_losses(attempts)
-        if losses:
-            record.losses = _quiet_values(losses)
-            record.loss = sum(record.losses)
-            record.micro_batches = len(_unique([attempt.backwards for attempt in attempts])) or len(losses)
-        if update is not None:
-            record.growth_tracker, record.new_scale = update.growth_tracker, update.new_scale
-        for name, attempt in self.attempts.items():
-            one = record.optimizers[name] = _quiet(attempt)
-            one.loss = record.loss
-            if len(attempts) > 1:
-                own = _known_losses([attempt])
-                one.loss = sum(_quiet_values(own)) if own else UNKNOWN
-        scales = [attempt.loss_scale for attempt in attempts if attempt.loss_scale == attempt.loss_scale]
-        record.loss_scale = scales[0] if scales else UNKNOWN
-        return record
-
-
-def _quiet_values(losses: Sequence[Any]) -> list[float]:
-    return [loss.value / loss.divisor if loss.divisor else UNKNOWN for loss in losses]
-
-
-def _quiet(one: Any) -> OptimizerRecord:
-    """What `_landed` gives of an attempt that is quiet: its numbers are floats."""
-    before = one.before
-    norms, divisor = _spread(one.parameters, one.places, before.norms, _NOTHING_SENT), before.divisor
-    if divisor != 1.0:
-        norms = norms / divisor if divisor else np.full_like(norms, UNKNOWN)
-    grad_norm = _ratio(before.totals[0], divisor)
-    coefficient = math.prod(one.coefficients, start=1.0)
-    return OptimizerRecord(
-        grad_norm=grad_norm,
-        grad_norm_clipped=grad_norm * coefficient,
-        clip_coef=coefficient if one.clipped else UNKNOWN,
-        max_norm=next(iter(one.max_norms)) if len(one.max_norms) == 1 else UNKNOWN,
-        nonfinite_tensors=0.0,
-        tensors=len(one.places),
-        lr=list(one.lr),
-        grad_norms=norms,
-        norms_taken=BY_CLIP if before.by_clip else BY_PASS,
-    )
 
 
 def _known_losses(attempts: Sequence[Attempt]) -> list[Loss]:
