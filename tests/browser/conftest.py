@@ -205,3 +205,11 @@ def look(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[
     for page in pages:
         page.context.close()
     assert troubles == []
+
+
+@pytest.fixture(scope="module")
+def shared(logdir: Path) -> Iterator[TensorBoard]:
+    """One for all tests of a module, which says in `logdir` what there is to see."""
+    server = TensorBoard(logdir)
+    yield server
+    server.stop()

@@ -57,13 +57,6 @@ def four_ranks(folder: Path) -> None:
         log.close()
 
 
-@pytest.fixture(scope="module")
-def shared(logdir: Path) -> TensorBoard:
-    server = TensorBoard(logdir)
-    yield server
-    server.stop()
-
-
 def test_differing_settings_stand_beside_the_baseline_and_are_those_of_the_package(
     shared: TensorBoard, logdir: Path, look: Look
 ):

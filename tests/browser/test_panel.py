@@ -34,13 +34,6 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def shared(logdir: Path) -> TensorBoard:
-    server = TensorBoard(logdir)
-    yield server
-    server.stop()
-
-
 def events_of(server: TensorBoard, run: str) -> list[dict]:
     with urllib.request.urlopen(f"{server.url}data/plugin/tbnum/events?run={run}") as answer:
         return json.load(answer)["events"]

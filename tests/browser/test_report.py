@@ -30,13 +30,6 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def shared(logdir: Path) -> TensorBoard:
-    server = TensorBoard(logdir)
-    yield server
-    server.stop()
-
-
 def words(found: Locator) -> list[str]:
     return [text.strip() for text in found.all_text_contents()]
 

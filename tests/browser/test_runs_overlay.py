@@ -33,13 +33,6 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def shared(logdir: Path) -> TensorBoard:
-    server = TensorBoard(logdir)
-    yield server
-    server.stop()
-
-
 def with_others(panel: Panel, run: str, others: list[str], **place: str) -> Panel:
     """Opens a run with others in the charts, as an address leads to them, and waits until they are drawn."""
     parts = [*place.items(), ("run", run), *(("over", name) for name in others)]

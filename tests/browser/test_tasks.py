@@ -85,13 +85,6 @@ def of_a_trainer(step: int) -> dict[str, float]:
     return {"train/loss": 3 - step / 100, "train/grad_norm": 1 + step % 7, "train/learning_rate": 1e-4 * (step + 1)}
 
 
-@pytest.fixture(scope="module")
-def shared(logdir: Path) -> TensorBoard:
-    server = TensorBoard(logdir)
-    yield server
-    server.stop()
-
-
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 

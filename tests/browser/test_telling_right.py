@@ -45,13 +45,6 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def shared(logdir: Path) -> TensorBoard:
-    server = TensorBoard(logdir)
-    yield server
-    server.stop()
-
-
 def test_samples_of_a_tensor_are_joined_though_history_around_a_skip_is_denser(shared: TensorBoard, look: Look):
     panel = look(shared).open("sampled", tensor="wte.weight", views="loss")
     expect(panel.frame.locator("[data-chart=tensor] .u-over")).to_be_visible()
