@@ -2,11 +2,13 @@
 
     python -m benchmarks.mutants                              # a sample of 200, on all cores: under an hour
     python -m benchmarks.mutants --sample 20 --under tbnum/measure
+    python -m benchmarks.mutants --coverage FOLDER --only 7 31   # two of the same sample once more
 
 Cosmic Ray makes the faults (a comparison reversed, a constant changed, a decorator removed ...); here they are
 drawn, and the score is printed. All tests run once under coverage, some minutes, which shows which of them execute the
 line of a fault: these are run for it, until one fails. Every fault is planted in a copy of the last commit. A survivor
-becomes a test, or is named in `EQUIVALENT` with the reason why no test can notice it.
+becomes a test, or is named in `EQUIVALENT` with the reason why no test can notice it. A fault whose tests reach the
+time limit is printed apart: it may be a loop without an end, or a machine with too much to do.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from pathlib import Path
 from cosmic_ray.commands import init
 from cosmic_ray.mutating import mutate_and_test
 from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import MutationSpec, TestOutcome
+from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkResult
 
 from benchmarks.mutant_tests import Coverage, cover
 from tests import warm
@@ -38,7 +40,8 @@ ROOT = Path(__file__).parents[1]
 UNDER = ("tbnum/observe", "tbnum/measure", "tbnum/log", "tbnum/explain", "plugins/tensorboard_plugin_tbnum")
 STATIC = "plugins/tensorboard_plugin_tbnum/static"  # built, so not in the commit
 NAMES = "tests-of-the-fault.txt"
-TIMEOUT = 400.0  # seconds for one fault; a loop without an end counts as noticed
+TIMEOUT = 400.0  # seconds for the tests of one fault on a quiet machine
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 
 # Annotations are never evaluated: what is changed in `int | None` changes nothing.
 NO_FAULT = re.compile(r"core/ReplaceBinaryOperator_BitOr_")
@@ -83,8 +86,13 @@ class Fault:
     operator: str
     tests: int
     seconds: float
-    noticed: bool
+    outcome: str
+    """"survived", "time limit", or the test that failed."""
     difference: str
+
+    @property
+    def noticed(self) -> bool:
+        return self.outcome != "survived"
 
     def changed(self) -> list[str]:
         """The lines as the fault leaves them."""
@@ -98,13 +106,17 @@ def main() -> None:
         folder = Path(name)
         drawn = draw(folder, arguments.under, arguments.sample, arguments.seed)
         copies = [copy_of_the_last_commit(folder / f"copy{number}") for number in range(arguments.jobs)]
-        if arguments.coverage is None:
-            cover(folder, copies[0], arguments.jobs)
-        coverage = Coverage.read(arguments.coverage or folder, [str(module) for module in modules_under(UNDER)])
-        tests = [tests_of(coverage, mutation) for mutation in drawn]
+        covered = arguments.coverage or folder
+        if not any(covered.glob("*.xml")):
+            cover(covered, copies[0], arguments.jobs)
+        coverage = Coverage.read(covered, [str(module) for module in modules_under(UNDER)])
+        numbers = arguments.only or range(1, len(drawn) + 1)
+        tried = [drawn[number - 1] for number in numbers]
+        tests = [tests_of(coverage, mutation) for mutation in tried]
+        limits = [arguments.limit] * len(tried)
         with ProcessPoolExecutor(len(copies), initializer=_enter, initargs=(copies, _places(folder))) as pool:
             faults = []
-            for number, fault in enumerate(pool.map(try_one, drawn, tests), 1):
+            for number, fault in zip(numbers, pool.map(try_one, tried, tests, limits), strict=True):
                 faults.append(fault)
                 print(f"{number:4}/{len(drawn)}  {_verdict(fault)}", flush=True)
     report(faults, arguments.json)
@@ -116,7 +128,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same faults of the same code")
     parser.add_argument("--under", nargs="+", default=UNDER, help="folders whose code is changed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="faults tried at once")
-    parser.add_argument("--coverage", type=Path, metavar="FOLDER", help="of an earlier run of all tests")
+    parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="these of the sample, by their numbers")
+    parser.add_argument("--limit", type=float, default=TIMEOUT, metavar="SECONDS", help="for the tests of one fault")
+    parser.add_argument("--coverage", type=Path, metavar="FOLDER", help="of a run of all tests; filled if it is empty")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "mutants.json", metavar="FILE")
     return parser.parse_args()
 
@@ -163,12 +177,12 @@ def tests_of(coverage: Coverage, mutation: MutationSpec) -> list[str]:
     return coverage.of_fault(Path(mutation.module_path), mutation.start_pos[0], mutation.end_pos[0])
 
 
-def try_one(mutation: MutationSpec, tests: Sequence[str]) -> Fault:
+def try_one(mutation: MutationSpec, tests: Sequence[str], limit: float = TIMEOUT) -> Fault:
     began = time.monotonic()
     Path(NAMES).write_text("\n".join(tests), encoding="utf-8")
     # torch is loaded already, tbnum is not: each fault is in code that its tests import.
     command = [*warm.python(with_tbnum=False), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"@{NAMES}"]
-    result = mutate_and_test([mutation], shlex.join(command), TIMEOUT)
+    result = mutate_and_test([mutation], shlex.join(command), limit)
     return Fault(
         module=str(mutation.module_path),
         line=mutation.start_pos[0],
@@ -176,14 +190,25 @@ def try_one(mutation: MutationSpec, tests: Sequence[str]) -> Fault:
         operator=mutation.operator_name.removeprefix("core/"),
         tests=len(tests),
         seconds=round(time.monotonic() - began, 1),
-        noticed=bool(tests) and result.test_outcome != TestOutcome.SURVIVED,
+        outcome=outcome_of(result) if tests else "survived",
         difference=result.diff or "",
     )
 
 
+def outcome_of(result: WorkResult) -> str:
+    if result.test_outcome == TestOutcome.SURVIVED:
+        return "survived"
+    if result.output == "timeout":
+        return "time limit"
+    failed = FAILED.search(result.output or "")
+    return failed[1] if failed else f"no test was named: {(result.output or '')[-300:].strip()!r}"
+
+
 def _verdict(fault: Fault) -> str:
     where = f"{fault.module}:{fault.line}  {fault.operator}  ({fault.tests} tests, {fault.seconds:.0f} s)"
-    return f"noticed   {where}" if fault.noticed else f"SURVIVED  {where}\n      {' '.join(fault.changed())}"
+    if fault.noticed:
+        return f"noticed   {where}\n      by {fault.outcome}"
+    return f"SURVIVED  {where}\n      {' '.join(fault.changed())}"
 
 
 def report(faults: Sequence[Fault], file: Path) -> None:
@@ -192,6 +217,9 @@ def report(faults: Sequence[Fault], file: Path) -> None:
     if len(counted) < len(faults):
         print(f"\n{len(faults) - len(counted)} change nothing that a test can notice, and do not count")
     print(f"\n{noticed} of {len(counted)} faults were noticed: {100 * noticed / max(len(counted), 1):.1f} %")
+    at_the_limit = sum(fault.outcome == "time limit" for fault in counted)
+    if at_the_limit:
+        print(f"{at_the_limit} of them only by the time limit: try these again (--only) on a quiet machine")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps([asdict(fault) for fault in faults], indent=1), encoding="utf-8")
 

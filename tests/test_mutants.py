@@ -55,3 +55,18 @@ def test_a_constant_shows_wherever_it_is_used(coverage: Coverage) -> None:
 def test_no_more_run_than_there_is_time_for(coverage: Coverage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutant_tests, "BUDGET", 2.0)
     assert coverage.of_fault(Path("module.py"), 5, 5) == ["test_module.py::test_over"]
+
+
+def test_a_fault_is_noticed_by_a_test_that_fails_or_by_the_time_limit_and_the_two_are_told_apart() -> None:
+    work_item = pytest.importorskip("cosmic_ray.work_item")
+    from benchmarks.mutants import outcome_of
+
+    def outcome(test_outcome: str, output: str) -> str:
+        return outcome_of(work_item.WorkResult("normal", output=output, test_outcome=test_outcome))
+
+    failed = "F\n== summary ==\nFAILED tests/test_clip.py::test_it[a b] - assert 1 == 2\n1 failed in 3.1s\n"
+    assert outcome("survived", "4 passed in 3.1s") == "survived"
+    assert outcome("killed", "timeout") == "time limit"
+    assert outcome("killed", failed) == "tests/test_clip.py::test_it[a b]"
+    assert outcome("killed", "ERROR tests/test_clip.py\n1 error in 0.2s") == "tests/test_clip.py"
+    assert outcome("killed", "no server").startswith("no test was named")
