@@ -55,7 +55,7 @@ def test_the_report_of_a_short_growth_interval_says_benign_and_gives_the_rate(
     assert tbnum.cli.main(["report", str(tmp_path)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "skipped 20 (16.7 %)" in out
-    assert "info Skips are benign 20 steps of 120 (16.7 %): 20 growth_probe" in out
+    assert "info Skips are benign 20 steps of 120 (16.7 %): 20 growth_probe (the scaler tried" in out
     assert "a longer growth_interval" in out and "warning" not in out
 
 

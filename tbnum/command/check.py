@@ -81,9 +81,7 @@ class _Result:
 def _judge(name: str, run: Run, arguments: argparse.Namespace, grave: int) -> _Result:
     report = Report.of(name, run, begin_of(run, arguments.since) if step_count(run) else None)
     total, skipped = step_count(report.record), skipped_steps(report.record)
-    found = [finding for finding in report.findings if SEVERITIES.index(finding.severity) >= grave]
-    if total == 0:
-        found.append(_NO_STEPS)
+    found = [finding for finding in report.findings if _fails(finding, grave)]
     allowed = arguments.max_skip_rate
     if allowed is not None and total:
         if skipped is None:
@@ -92,6 +90,11 @@ def _judge(name: str, run: Run, arguments: argparse.Namespace, grave: int) -> _R
             found.append(_skip_rate_finding(report, skipped, allowed))
     alone = 0 if found else sum(SEVERITIES.index(event.severity) >= max(grave, 1) for event in report.events)
     return _Result(name, total, attempts(report.record), skipped, is_scalar_log(report.record), found, alone)
+
+
+def _fails(finding: Finding, grave: int) -> bool:
+    """A run without steps has nothing to pass with, whatever is allowed."""
+    return finding.rule == "no_steps" or SEVERITIES.index(finding.severity) >= grave
 
 
 def _grave(fail_on: str | None, max_severity: str | None) -> int:
@@ -105,16 +108,6 @@ def _grave(fail_on: str | None, max_severity: str | None) -> int:
             f"--fail-on {fail_on} and --max-severity {max_severity} contradict each other: give one of them"
         )
     return from_fail_on if from_fail_on is not None else from_max or 0
-
-
-_NO_STEPS = Finding(
-    "no_steps",
-    "error",
-    "No steps were recorded",
-    "The log holds no step.",
-    "Check that the training loop steps the wrapped optimizer, and that the run got that far.",
-    OF_THE_RUN,
-)
 
 
 _SKIPS_UNKNOWN = Finding(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tbnum.explain.causes import EDGE_REMEDY, forward_remedy
+from tbnum.explain.causes import CAUSES, EDGE_REMEDY, forward_remedy
 from tbnum.explain.facts import skips_of
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.kinds import KINDS
@@ -28,6 +28,7 @@ __all__ = [
     "dropped",
     "lost_ranks",
     "mean_over_nothing",
+    "no_steps",
     "nonfinite_loss",
     "nonfinite_parameters",
     "nonfinite_steps",
@@ -136,6 +137,21 @@ def _over_nothing(view: RunView) -> np.ndarray:
     return rows[(np.nansum(norms, axis=0) == 0) | (counts > 1)] if norms else rows
 
 
+def no_steps(view: RunView) -> Iterator[Finding]:
+    """Of a run that goes on it is no fault: its first step may take long."""
+    if len(view.number):
+        return
+    ended = getattr(getattr(view.record, "totals", None), "ended", None)
+    yield Finding(
+        "no_steps",
+        "info" if ended is None else "error",
+        "No steps were recorded",
+        "The log holds no step." if ended is not None else "The log holds no step so far.",
+        "Check that the training loop steps the wrapped optimizer, and that the run got that far.",
+        OF_THE_RUN,
+    )
+
+
 def mean_over_nothing(view: RunView) -> Iterator[Finding]:
     rows = _over_nothing(view)
     if not len(rows):
@@ -167,8 +183,8 @@ def skips(view: RunView) -> Iterator[Finding]:
     steps: dict[int, int] = {event.step: skips_of(event) for event in skips}
     wasted = sum(steps.values())
     least = "at least " if is_scalar_log(record) else ""
-    causes = Counter(event.cause for event in skips)
-    listed = ", ".join(f"{count:,} {cause}" for cause, count in causes.most_common())
+    causes = Counter(event.cause or "unknown" for event in skips)
+    listed = ", ".join(f"{count:,} {cause} ({CAUSES[cause]})" for cause, count in causes.most_common())
     evidence = f"{least}{count_text(wasted, 'step')} of {total:,} ({share_text(wasted, total)}): {listed}"
     seconds = wasted_seconds(record)
     evidence += f"; {duration_text(seconds)} of computing." if seconds >= 1 else "."

@@ -29,6 +29,7 @@ __all__ = ["RULES", "find"]
 Rule = Callable[[RunView], Iterable[Finding]]
 
 RULES: tuple[tuple[str, Rule], ...] = (
+    ("no_steps", event_findings.no_steps),
     ("rank_lost", event_findings.lost_ranks),
     ("crash", event_findings.crash),
     ("scale_collapse", event_findings.collapse),
