@@ -66,9 +66,10 @@ def read(
     `logdir` may be a URL that fsspec takes, `s3://...`.
 
     Raises:
+        TypeError: `logdir` is no path, `session` no whole number, or `tags` no mapping.
         FileNotFoundError: there is no such folder.
         OSError: the URL cannot be reached, or its file system's package is not installed.
-        ValueError: `tags` has a column or a tag that there is not.
+        ValueError: `logdir` is empty; no run has the session; `tags` has a column or a tag that there is not.
     """
     from tbnum.explain import explain_run, findings
     from tbnum.log.logdir import read as read_runs

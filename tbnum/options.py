@@ -73,8 +73,9 @@ def checked_options(
     check_max_tensor_bytes(max_tensor_bytes)
     check_flush_seconds(flush_seconds)
     recording = checked_ranks(ranks)
-    if not isinstance(checksums, bool):
-        raise TypeError(f"checksums is {checksums!r}; it has to be True or False.")
+    for name, switch in (("checksums", checksums), ("tensorboard_tensors", tensorboard_tensors)):
+        if not isinstance(switch, bool):
+            raise TypeError(f"{name} is {switch!r}; it has to be True or False.")
     loader = None if data is None else checked_loader(data)
     if data_ids not in ("events", "all"):
         raise ValueError(f'data_ids={data_ids!r}; it has to be "events" or "all".')

@@ -40,9 +40,14 @@ class Run(reader.Run):
     """One training run: `steps`, `events`, `findings`, `tensors`, `histograms`, `meta`. Read when first used."""
 
     def report(self, since: int | None = None) -> ReportText:
-        """As the command `tbnum report` prints it, from step `since` on. A notebook shows it with charts."""
+        """As the command `tbnum report` prints it, from step `since` on. A notebook shows it with charts.
+
+        Raises:
+            ValueError: the run has no step from `since` on.
+        """
         from tbnum.command.printing import print_report  # the command's libraries are for who asks for it
 
+        _check_since(self, since)
         report = Report.of(self.name, self, since)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
@@ -58,6 +63,7 @@ class Run(reader.Run):
 
         Raises:
             KeyError: a column that there is not.
+            ValueError: a text, or no column at all, in place of a list of names.
             ImportError: matplotlib is not installed.
         """
         try:
@@ -66,6 +72,8 @@ class Run(reader.Run):
             raise ImportError("run.plot() draws with matplotlib: pip install 'tbnum[plot]'") from None
 
         steps = self.steps
+        if isinstance(columns, str) or not columns:
+            raise ValueError(f"columns is {columns!r}; give a list of names, as {[columns or 'loss']}.")
         if columns is PLOTTED:
             columns = [name for name in columns if name in steps and not np.isnan(steps[name]).all()] or ["loss"]
         drawn = [steps[name] for name in columns]
@@ -99,6 +107,17 @@ class Run(reader.Run):
     def _repr_html_(self) -> str:
         report = Report.of(self.name, self)
         return shown(f"<h3>{escaped(report.title)}</h3>{section(report)}")
+
+
+def _check_since(run: reader.Run, since: Any) -> None:
+    if since is None:
+        return
+    if isinstance(since, bool) or not isinstance(since, (int, np.integer)):
+        raise ValueError(f"since is {since!r}; it has to be the number of a step.")
+    number = run.steps.get("step", np.empty(0, np.int64))
+    if not len(number) or since > number[-1]:
+        last = f"the last one is {number[-1]}" if len(number) else "there is none"
+        raise ValueError(f"since is {since}; run {run.name!r} has no step from there on: {last}.")
 
 
 class ScalarRun(Run, scalar_log.ScalarRun):

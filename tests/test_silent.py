@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tbnum
+from tbnum.explain import what_led_here
 from tests.recorded import record
 
 
@@ -130,3 +131,126 @@ def test_what_a_config_holds_by_address_is_kept_without_it_and_said(tmp_path: Pa
     assert "0x" not in str(kept)
     assert kept["deep"] == {"thing": ["<tests.test_silent.Thing object>", 3]} and kept["sizes"] == [1, 2]
     assert kept["dtype"] == "torch.float16"
+
+
+def test_what_diff_cannot_compare_is_named_with_the_way_out(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        record(tmp_path / name)
+    runs = tbnum.read(tmp_path)
+    a, b = runs.values()
+    for wrong in (str(tmp_path / "a"), None, runs):
+        with pytest.raises(TypeError, match=r"^a is .*not a run: (tbnum\.read|give its values)"):
+            tbnum.diff(wrong, b)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^noise is .*not a run: give its values"):
+        tbnum.diff(a, b, noise=runs)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^b is \[\], an empty list"):
+        tbnum.diff(a, [])
+    with pytest.raises(ValueError, match=r"columns is 'loss'; give a list of names, as \['loss'\]"):
+        tbnum.diff(a, b, columns="loss")
+    with pytest.raises(ValueError, match=r"columns is \[\]; .* None, for all"):
+        tbnum.diff(a, b, columns=[])
+    for wrong in ("12", 1.5, True):
+        with pytest.raises(ValueError, match=re.escape(f"until is {wrong!r}; it has to be the number of a step")):
+            tbnum.diff(a, b, until=wrong)  # type: ignore[arg-type]
+        if wrong != 1.5:
+            with pytest.raises(ValueError, match=re.escape(f"rtol is {wrong!r}; it has to be a number")):
+                tbnum.diff(a, b, rtol=wrong)  # type: ignore[arg-type]
+    assert tbnum.diff([a], [b], noise=[a, b]).steps == tbnum.diff(a, b, noise=a).steps  # type: ignore[arg-type]
+
+
+def test_a_report_from_a_step_that_the_run_does_not_have_is_an_error(tmp_path: Path) -> None:
+    record(tmp_path, range(20))
+    (run,) = tbnum.read(tmp_path).values()
+    assert "19" in run.report(since=19)
+    with pytest.raises(ValueError, match=r"since is 20; run '\.' has no step from there on: the last one is 19"):
+        run.report(since=20)
+    for wrong in ("3d", True, 1.5):
+        with pytest.raises(ValueError, match=re.escape(f"since is {wrong!r}")):
+            run.report(since=wrong)  # type: ignore[arg-type]
+
+
+def test_a_step_that_is_no_number_is_refused_wherever_one_is_asked_for(tmp_path: Path) -> None:
+    parameter, optimizer = parameter_and_optimizer()
+    with tbnum.wrap(optimizer, logdir=tmp_path):
+        for _ in range(3):
+            parameter.sum().backward()
+            optimizer.step()
+    (run,) = tbnum.read(tmp_path).values()
+    asked = (
+        run.batch,
+        run.tensors.at,
+        run.histograms["gradient"].at,
+        lambda step: what_led_here(run, step),
+    )
+    for ask in asked:
+        for wrong in ("1", None, 1.5, True):
+            with pytest.raises(TypeError, match=re.escape(f"step is {wrong!r}; it has to be the number of a step")):
+                ask(wrong)  # type: ignore[arg-type]
+        ask(run.steps["step"][0] if ask is not asked[3] else run.steps["step"][1])  # whole numbers of numpy's
+    with pytest.raises(ValueError, match=r"prefixes is 'group0'; give a list of names of modules, as \['group0'\]"):
+        run.tensors.grouped("grad_norm", prefixes="group0")
+    for wrong in ("1", 1.5, 0):
+        with pytest.raises(ValueError, match=re.escape(f"depth is {wrong!r}; it must be a whole number")):
+            run.tensors.grouped("grad_norm", depth=wrong)  # type: ignore[arg-type]
+
+
+def test_tags_that_are_no_mapping_and_an_empty_logdir_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tbnum.cli import main
+
+    for wrong in ("loss=objective", [("loss", "objective")], {3: "objective"}):
+        with pytest.raises(TypeError, match=re.escape(f"tags is {wrong!r}; give a mapping of columns to tags")):
+            tbnum.read(tmp_path, tags=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"logdir is ''; give the logdir of tbnum\.wrap"):
+        tbnum.read("")
+    assert main(["report", ""]) == 2  # of an empty variable; not of the folder that the command runs in
+    assert "logdir is ''" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["diff", "a", "b", "--rtol", "much"])
+    assert "'much' is no tolerance: it has to be a number of 0 or more" in capsys.readouterr().err
+
+
+def test_a_plot_of_a_text_in_place_of_a_list_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    record(tmp_path)
+    (run,) = tbnum.read(tmp_path).values()
+    for wrong in ("loss", []):
+        with pytest.raises(ValueError, match=re.escape(f"columns is {wrong!r}; give a list of names, as ['loss']")):
+            run.plot(wrong)
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused(tmp_path: Path) -> None:
+    _, optimizer = parameter_and_optimizer()
+    for name in ("checksums", "tensorboard_tensors"):
+        with pytest.raises(TypeError, match=f"{name} is 'no'; it has to be True or False"):
+            tbnum.wrap(optimizer, logdir=tmp_path, **{name: "no"})  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_callback_of_a_framework_refuses_what_wrap_refuses_before_training_begins() -> None:
+    from tbnum.integrations.recording import Recording
+
+    for options, message in (
+        ({"ranks": "some"}, "ranks is 'some'"),
+        ({"data_ids": "evnts"}, "data_ids='evnts'"),
+        ({"flush_seconds": 0}, "flush_seconds is 0"),
+        ({"max_tensor_bytes": -1}, "max_tensor_bytes is -1"),
+        ({"scalar_interval": 0}, "scalar_interval is 0"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Recording(None, options)
+    (message,) = warned(lambda: Recording(None, Recording(None, {"config": {"act": lambda x: x}}).options))
+    assert "config['act'] is a function" in message
+
+
+def test_a_run_without_steps_is_a_finding_and_an_error_once_it_has_ended(tmp_path: Path) -> None:
+    _, optimizer = parameter_and_optimizer()
+    with tbnum.wrap(optimizer, logdir=tmp_path):
+        (run,) = tbnum.read(tmp_path).values()
+        (finding,) = run.findings
+        assert (finding.rule, finding.severity) == ("no_steps", "info") and "so far" in finding.evidence
+    run.refresh()
+    (finding,) = run.findings
+    assert (finding.rule, finding.severity) == ("no_steps", "error")
+    assert "No steps were recorded" in run.report()

@@ -91,7 +91,10 @@ def _is_closing(text: str, found: Difference) -> bool:
 
 
 def _tolerance(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not value >= 0 or math.isinf(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance: it has to be 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance: it has to be a number of 0 or more")
     return value

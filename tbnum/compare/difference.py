@@ -28,6 +28,7 @@ _JUDGED = ("loss",)  # whose means are held against the noise
 OF_TENSORS = " of tensors"
 """Behind the name of a statistic in `seen_in`: it is one of single tensors."""
 _TENSOR_COLUMNS = ("grad_norm", "param_norm")
+_READ = 'tbnum.read("runs")["gpt"] gives the run in runs/gpt'
 
 
 class Compared(Protocol):
@@ -133,8 +134,8 @@ def diff(
     Some 0.2 s for a million steps that were read, and 60 us for each table of 300 tensors that both have. ValueError
     where there is no step in common, one lacks a column or its ids, a tolerance is negative or `by` unknown.
     """
-    _check(rtol, atol, by)
-    groups = [_as_group(a), _as_group(b)]
+    _check(rtol, atol, columns, until, by)
+    groups, noise = [_as_group(a, "a"), _as_group(b, "b")], _as_group(noise, "noise", at_least=0)
     one, other, paired = _pair(*groups)
     rows = _rows(one, other, columns, until, by)
     exact = rtol == atol == 0.0 and columns is None and by == "step"
@@ -173,24 +174,34 @@ def diff(
     )
 
 
-def _check(rtol: float, atol: float, by: str) -> None:
-    if not rtol >= 0 or not atol >= 0:
-        raise ValueError(f"rtol is {rtol} and atol {atol}; neither can be negative.")
+def _check(rtol: Any, atol: Any, columns: Any, until: Any, by: Any) -> None:
+    for name, given in (("rtol", rtol), ("atol", atol)):
+        if isinstance(given, bool) or not isinstance(given, (int, float, np.number)) or not 0 <= given < np.inf:
+            raise ValueError(f"{name} is {given!r}; it has to be a number of 0 or more.")
+    if columns is not None and (isinstance(columns, str) or not columns):
+        hint = f"[{columns!r}]" if columns else "None, for all of them"
+        raise ValueError(f"columns is {columns!r}; give a list of names, as {hint}.")
+    if until is not None and (isinstance(until, bool) or not isinstance(until, (int, np.integer))):
+        raise ValueError(f"until is {until!r}; it has to be the number of a step, or None for the last one.")
     if by not in BY:
         raise ValueError(f"by is {by!r}; it has to be one of {', '.join(map(repr, BY))}.")
 
 
 def compared(a: Compared | Sequence[Compared], b: Compared | Sequence[Compared]) -> tuple[Compared, Compared]:
     """Which two runs of `a` and `b` `diff` compares step by step."""
-    one, other, _ = _pair(_as_group(a), _as_group(b))
+    one, other, _ = _pair(_as_group(a, "a"), _as_group(b, "b"))
     return one, other
 
 
-def _as_group(runs: Compared | Sequence[Compared]) -> list[Compared]:
-    group = list(runs) if isinstance(runs, (list, tuple)) else [runs]
-    if not group:
-        raise ValueError("there is no run to compare: an empty list was given.")
-    return group  # type: ignore[return-value]
+def _as_group(runs: Compared | Sequence[Compared], what: str, at_least: int = 1) -> list[Compared]:
+    group: list[Any] = list(runs) if isinstance(runs, (list, tuple)) else [runs]
+    if len(group) < at_least:
+        raise ValueError(f"{what} is {runs!r}, an empty list: there is no run to compare.")
+    for run in group:
+        if not hasattr(run, "checksums"):
+            way = "give its values, as list(runs.values())" if isinstance(run, Mapping) else _READ
+            raise TypeError(f"{what} is {type(run).__name__} ({run!r:.80}), and not a run: {way}.")
+    return group
 
 
 def _pair(a: list[Compared], b: list[Compared]) -> tuple[Compared, Compared, bool]:

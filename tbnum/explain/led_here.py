@@ -15,6 +15,7 @@ import numpy as np
 from tbnum.explain.record import Record
 from tbnum.explain.thresholds import BASELINE, BEFORE, WINDOW_LEAST
 from tbnum.log.columns import StepColumn, columns_named
+from tbnum.log.numbering import checked_step
 
 __all__ = ["LedHere", "Quantity", "longest_norms", "what_led_here"]
 
@@ -54,8 +55,10 @@ def what_led_here(run: Record, step: int) -> LedHere:
     O(columns) and at most `BEFORE` tables of tensors, whatever the length of the run: some 5 ms.
 
     Raises:
+        TypeError: `step` is no whole number.
         ValueError: the run has no step before `step`.
     """
+    step = checked_step(step)
     number = run.steps.get("step", np.empty(0, np.int64))
     end = int(np.searchsorted(number, step))
     if not end:

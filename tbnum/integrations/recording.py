@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from tbnum.alive import Alive
-from tbnum.arguments import check_intervals, checked_folder
+from tbnum.arguments import checked_folder
 from tbnum.monitor import Monitor, wrap
 from tbnum.monitor_state import state_at
 from tbnum.observe.caller import warn
+from tbnum.options import checked_options
 
 __all__ = ["Recording", "harmless", "same_folder"]
 
@@ -23,11 +24,12 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _FOUND = ("optimizer", "scaler", "logdir", "writer", "model", "data")  # arguments of wrap that come from the framework
-OPTIONS = tuple(
-    name
+DEFAULTS = {
+    name: parameter.default
     for name, parameter in inspect.signature(wrap).parameters.items()
     if name not in _FOUND and parameter.kind is parameter.KEYWORD_ONLY
-)
+}
+OPTIONS = tuple(DEFAULTS)
 
 
 def harmless(method: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -62,11 +64,14 @@ class Recording:
             raise TypeError(
                 f"{', '.join(unknown)}: no option of NumericsCallback, which takes logdir, {', '.join(OPTIONS)}."
             )
-        check_intervals(**{name: value for name, value in options.items() if name.endswith("_interval")})
         if logdir is not None:
             checked_folder(logdir, None)
         self.logdir = logdir
         self.options = {name: value for name, value in options.items() if name != "data_ids" or value is not None}
+        of_wrap = {name: self.options.get(name, DEFAULTS[name]) for name in OPTIONS if name != "verbose"}
+        checked = checked_options(has_model=True, data=None, **of_wrap)
+        if self.options.get("config") is not None:
+            self.options["config"] = checked.config  # what had to be said of it is said
         self.monitor: Monitor | None = None
         self._state: dict[str, Any] | None = None
 

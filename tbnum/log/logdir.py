@@ -55,8 +55,9 @@ def read(
     maps columns of scalar logs to tags. The runs are of the types given.
 
     FileNotFoundError or NotADirectoryError where `logdir` is no folder, another OSError where a URL cannot be reached.
-    ValueError where `tags` has an unknown column, or a tag that no scalar log has. Folders that cannot be searched are
-    left out, with a RuntimeWarning; `find_runs` gives them.
+    TypeError where `logdir` is no path or `tags` no mapping. ValueError where `logdir` is empty, or where `tags` has an
+    unknown column, or a tag that no scalar log has. Folders that cannot be searched are left out, with a
+    RuntimeWarning; `find_runs` gives them.
     """
     found = find_runs(logdir)
     for folder, reason in found.unreadable:
@@ -96,6 +97,8 @@ def find_runs(logdir: str | os.PathLike[str] | RemotePath) -> Found:
     """
     if not isinstance(logdir, (str, os.PathLike, RemotePath)):
         raise TypeError(f"logdir is {type(logdir).__name__} ({logdir!r:.80}), not a path; {ADVICE}")
+    if logdir == "":  # an empty variable of a script, and not the folder that it happens to run in
+        raise ValueError(f"logdir is ''; {ADVICE}")
     top = place(logdir)
     if isinstance(top, RemotePath):
         return _find_remote(top)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Numbering"]
+__all__ = ["Numbering", "checked_step"]
+
+
+def checked_step(step: Any) -> int:
+    """The number of a step, as a user gives it. TypeError for anything else than a whole number."""
+    if isinstance(step, bool) or not isinstance(step, numbers.Integral):
+        raise TypeError(f"step is {step!r:.80}; it has to be the number of a step, a whole number.")
+    return int(step)
 
 
 class Numbering(NamedTuple):

@@ -19,6 +19,7 @@ from tbnum.log.checksums import Checksums
 from tbnum.log.files import RemotePath, place
 from tbnum.log.folder import Totals, last_trailer, list_files, order, pick, session_metas, sum_totals, writing_now
 from tbnum.log.named import Columns
+from tbnum.log.numbering import checked_step
 from tbnum.log.rank_gaps import RankGaps
 from tbnum.log.ranks import SHARD, Ranks
 from tbnum.log.run_ranks import OtherRanks
@@ -155,9 +156,12 @@ class Run:
         """The ids (N,) int64 of the samples that a step was made of, in the order in which they were used.
 
         None where they are not known: nobody followed or logged them, or they were not kept. Reads one record, 0.2 ms.
+
+        Raises:
+            TypeError: `step` is no whole number.
         """
         with self._loading():
-            return self._sessions.batch(step)
+            return self._sessions.batch(checked_step(step))
 
     @property
     def meta(self) -> dict[str, Any]:

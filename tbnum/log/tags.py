@@ -306,9 +306,14 @@ def _fitting(candidate: str | re.Pattern[str] | Sum, present: frozenset[str]) ->
 
 
 def checked_mapping(pairs: Iterable[str] | Mapping[str, str] | None) -> dict[str, str]:
-    """The tags by column, from `COLUMN=TAG` texts or a mapping. ValueError that names what is wrong with one."""
+    """The tags by column, from `COLUMN=TAG` texts or a mapping. ValueError that names what is wrong with one.
+
+    TypeError where it is none of the two, or a column is no text.
+    """
     if pairs is None:
         return {}
+    if isinstance(pairs, str) or not all(isinstance(pair, str) for pair in pairs):
+        raise TypeError(f"tags is {pairs!r}; give a mapping of columns to tags, as {{'loss_scale': 'amp/scale'}}.")
     if isinstance(pairs, Mapping):
         given = [(str(column), str(tag)) for column, tag in pairs.items()]
     else:

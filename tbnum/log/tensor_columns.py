@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -44,12 +45,16 @@ def group_by_module(
         raise ValueError("group_by_module takes either depth= or prefixes=.")
     groups: dict[str, list[int]] = {}
     if depth is not None:
-        if depth < 1:
-            raise ValueError(f"depth is {depth}; it must be at least 1, the model's direct children.")
+        if isinstance(depth, bool) or not isinstance(depth, numbers.Integral) or depth < 1:
+            raise ValueError(
+                f"depth is {depth!r}; it must be a whole number of at least 1, which is the model's direct children."
+            )
         for place, name in enumerate(names):
             groups.setdefault(".".join(name.split(".")[:-1][:depth]), []).append(place)
         return groups
     assert prefixes is not None
+    if isinstance(prefixes, str):
+        raise ValueError(f"prefixes is {prefixes!r}; give a list of names of modules, as [{prefixes!r}].")
     wanted = set(prefixes)
     for place, name in enumerate(names):
         parts = name.split(".")

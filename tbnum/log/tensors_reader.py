@@ -10,6 +10,7 @@ import numpy as np
 
 from tbnum.formats import BINS, CHECKSUM
 from tbnum.log.gathered import Gathered, Matching, matching
+from tbnum.log.numbering import checked_step
 from tbnum.log.schema import HISTOGRAM_SOURCES, TABLE_REASONS, WHOLE_MODEL
 from tbnum.log.tensor_columns import DERIVED, combine, derive, group_by_module
 from tbnum.log.tensors import Head, HistogramTable, column_at, histogram_at, stored_at
@@ -130,7 +131,7 @@ class Tensors(Mapping[str, TensorSeries]):
                     at.setdefault(place.head.step, []).append((file, place))
             self._at = at
         found = []
-        for file, place in self._at.get(int(step), ()):
+        for file, place in self._at.get(checked_step(step), ()):
             layout = file.columns[place.head.columns]
             for _, payload in file.payloads([place]):
                 try:
@@ -384,7 +385,7 @@ class HistogramSeries:
 
         KeyError where `steps` has no such step. A record that turns out not to be readable has no tensor.
         """
-        places = self._at.get(int(step))
+        places = self._at.get(checked_step(step))
         if places is None:
             raise KeyError(f"no histograms of the {self.source} at step {step}")
         tables = []
