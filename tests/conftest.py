@@ -19,6 +19,20 @@ def tmp_path(tmp_path: Path) -> Path:
     return inner
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> None:
+    """On a busy machine, too: `flush` and `close` of a log wait until what a test gave is written, and not ten seconds,
+    and the panel answers from what the files hold now, and not as a moment ago."""
+    from tbnum.log.part_log import PartLog
+    from tbnum.log.writer import LogWriter
+    from tensorboard_plugin_tbnum import explaining
+
+    explaining.MOMENT_SECONDS = 600.0
+    for waiting in (LogWriter.flush, LogWriter.close, PartLog.flush, PartLog.close):
+        assert waiting.__defaults__ == (10.0,)
+        waiting.__defaults__ = (600.0,)
+
+
 @pytest.fixture(autouse=True)
 def no_accelerator_of_another_test() -> Iterator[None]:
     """Accelerate keeps its state in the process, whoever made an Accelerator there: a Trainer, a page of the docs."""

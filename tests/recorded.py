@@ -50,8 +50,8 @@ def append(log: LogWriter, steps: range, values: Mapping[int, Mapping[str, Any]]
     for step in steps:
         log.append_step(row(log.columns, step, **(values or {}).get(step, {})))
         if step % 2_000 == 0:  # no training makes steps faster than a thread can write them; a loop like this may
-            assert log.flush(60)
-    assert log.flush(60)
+            assert log.flush(600)
+    assert log.flush(600)
 
 
 def record(

@@ -81,7 +81,7 @@ def test_a_live_run_gives_them_once_they_are_written(tmp_path: Path) -> None:
     (run,) = tbnum.read(tmp_path).values()
     assert run.batch(2) is None
     log.write_batches([batch(2, 1, 2)])
-    assert log.flush(60)
+    assert log.flush(600)
     run.refresh()
     assert run.batch(2).tolist() == [1, 2]
     log.close()
@@ -91,7 +91,7 @@ def test_a_damaged_record_costs_its_own_ids_alone(tmp_path: Path) -> None:
     log = open_log(tmp_path / "run")
     append(log, range(3))
     log.write_batches([batch(0, 11, 12)])
-    assert log.flush(60)
+    assert log.flush(600)
     size = log.path.stat().st_size
     log.write_batches([batch(1, 21, 22)])
     log.close()

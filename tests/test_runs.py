@@ -347,6 +347,7 @@ def test_explaining_begins_when_the_quick_questions_in_progress_are_answered(tmp
 
 def test_a_run_that_takes_long_to_explain_is_not_explained_anew_with_every_step(tmp_path, always_fresh, monkeypatch):
     now = [0.0]
+    monkeypatch.setattr(explaining, "MOMENT_SECONDS", 0.2)
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
     asked: list[int] = []
 

@@ -102,12 +102,12 @@ def test_a_table_added_at_a_step_that_was_read_already_is_read_with_it(tmp_path:
     for step in range(6):
         log.append_step(row(log.columns, step))
     log.write_tensors(TensorTable(5, ("a",), {"grad_norm": np.ones(1)}, "first"))
-    assert log.flush(60)
+    assert log.flush(600)
     run = only(tmp_path)
     assert [table.names for table in run.tensors.at(5)] == [("a",)]
     before = run.tensors
     log.write_tensors(TensorTable(5, ("b",), {"grad_norm": np.full(1, 2.0)}, "second"))
-    assert log.flush(60)
+    assert log.flush(600)
     assert run.refresh()
     assert [table.names for table in run.tensors.at(5)] == [("a",), ("b",)]
     assert run.tensors.changed_from(before) == 5

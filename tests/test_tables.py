@@ -467,7 +467,7 @@ def test_three_hundred_tensors_at_two_thousand_steps_are_answered_quickly(tmp_pa
         none = np.zeros(len(names))
         log.write_tensors(TensorTable(step, names, {"grad_norm": norms, "nan": none, "inf": none}))
         if step % 200 == 0:
-            assert log.flush(60)
+            assert log.flush(600)
     log.close()
     table = runs.RunTable([runs.Root(str(tmp_path))])
     table.scan()

@@ -109,7 +109,7 @@ class TensorBoard:
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(timeout=60)
+            self.process.wait(timeout=300)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

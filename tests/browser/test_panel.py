@@ -464,7 +464,7 @@ def test_the_bar_above_the_charts_wraps_before_it_covers_or_cuts_anything(
     name = "gpt/lr1e-3/seed1"
     with training.Recording(tmp_path / name, length=50, start=time.time() - 12) as run:
         run.advance(50)
-        assert run.writer.flush(60)
+        assert run.writer.flush(600)
         panel = look(serve(tmp_path), width=width).open(name, pin="20").drawn()
         expect(panel.frame.get_by_role("button", name="Follow")).to_be_visible()
         expect(panel.frame.get_by_role("button", name="Copy step")).to_be_visible()

@@ -206,12 +206,12 @@ def test_a_run_beside_the_current_one_grows_as_it_is_written(tmp_path, serve, lo
         old.advance(50)
     with training.Recording(tmp_path / "growing", seed=1, length=100, start=time.time()) as growing:
         growing.advance(60)
-        assert growing.writer.flush(60)
+        assert growing.writer.flush(600)
         panel = with_others(look(serve(tmp_path)), "old", ["growing"])
         plot = panel.frame.locator("[data-chart=loss] .plot")
         expect(plot).to_have_attribute("aria-valuemax", "59")
         growing.advance(30)
-        assert growing.writer.flush(60)
+        assert growing.writer.flush(600)
         expect(plot).to_have_attribute("aria-valuemax", "89")
 
 

@@ -42,7 +42,7 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record(root / "spiked", range(300), {step: of_bfloat16(step) for step in range(300)})
     live = training.Recording(root / "live", length=300)
     live.advance(300)
-    assert live.writer.flush(60)
+    assert live.writer.flush(600)
     return root
 
 
