@@ -140,7 +140,7 @@ def test_many_skips_at_the_edge_are_a_finding_and_a_probe_before_them_is_reporte
     assert "a scale of 2^16 that had held for 25 steps, and for 14 more since a probe of 2^17 failed" in edge[0].message
     assert edge[1].data["evidence"]["held_before_growth"] == 25 and "held_before_probe" not in edge[1].data["evidence"]
     (rate,) = [finding for finding in findings(run) if finding.rule == "skip_rate"]
-    assert rate.severity == "warning" and rate.remedy.startswith("The scale is at its edge: ")
+    assert rate.severity == "info" and rate.remedy.startswith("The scale is at its edge: ")  # the price of each growth
 
 
 class Chain(torch.nn.Module):

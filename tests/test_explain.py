@@ -569,3 +569,50 @@ def test_of_thousands_of_events_in_a_long_run_every_one_is_explained():
 def test_explain_loads_no_torch():
     code = "import sys, tbnum.explain; assert 'torch' not in sys.modules and 'tensorboard' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+# -- heavy tails, and what may be either -------------------------------------------------------------------------------
+
+
+def tailed(last: float, tails: bool) -> Event:
+    """Losses around 1 at a scale that holds, and then a skip; with tails, one in twenty of them is far higher."""
+    random = np.random.default_rng(0)
+    loop = Loop(growth_interval=40)
+    for step in range(400):
+        high = 1 / np.sqrt(random.random()) if tails else 1 + 0.1 * random.standard_normal()
+        loop.step(loss=float(high), overflow=step == 44)
+    loop.steps(45)
+    loop.step(loss=last, overflow=True)  # five steps after a growth
+    loop.steps(20)
+    return skips(explain_run(loop.run()))[-1]
+
+
+def test_a_loss_as_high_as_others_of_the_run_does_not_clear_a_probe_of_suspicion():
+    assert tailed(9.0, tails=True).cause == "growth_probe"
+    assert tailed(9.0, tails=False).cause == "bad_batch"
+    assert tailed(1e5, tails=True).cause == "bad_batch"
+
+
+@pytest.mark.parametrize(
+    ("loss", "largest", "cause", "severity"),
+    [
+        (2.9, 30_000.0, "unknown", "info"),  # the highest loss: an overflow behind a normalization looks like this
+        (2.0, 30_000.0, "backward_nonfinite", "warning"),
+        (2.9, 100.0, "backward_nonfinite", "warning"),  # far from an overflow
+    ],
+)
+def test_nan_near_an_overflow_in_the_batch_of_the_highest_loss_may_be_either(
+    loss: float, largest: float, cause: str, severity: str
+):
+    random = np.random.default_rng(0)
+    loop = Loop()
+    for _ in range(60):
+        loop.step(loss=float(1.5 + random.random()))
+    facts = {"nan": 400.0, "inf": 0.0, "largest_finite": largest / loop.scale, "nonfinite_tensors": 8}
+    loop.step(loss=loss, overflow=True, **facts)
+    loop.steps(20)
+    (skip,) = skips(explain_run(loop.run()))
+    assert (skip.cause, skip.severity) == (cause, severity)
+    assert "monitor.replay" in skip.remedy
+    if cause == "unknown":
+        assert "it overflowed, or backward made NaN" in skip.message

@@ -175,10 +175,11 @@ def test_schedules_have_no_outlier(lr: np.ndarray):
 
 
 def trained(
-    folder: Path, model: torch.nn.Module, loss_of: Callable[[int], torch.Tensor], steps: int = 200, **settings: float
+    folder: Path, model: torch.nn.Module, loss_of: Callable[[int], torch.Tensor], steps: int = 200, **settings: Any
 ) -> dict[str, str]:
     """Findings by rule, with their severity."""
-    optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 1e-3, **settings})
+    made = getattr(torch.optim, settings.pop("optimizer", "AdamW"))
+    optimizer = made(model.parameters(), **{"lr": 1e-3, **settings})
     with tbnum.wrap(optimizer, model=model, logdir=folder, tensor_interval=5) as monitor:
         for step in range(steps):
             optimizer.zero_grad()
@@ -226,6 +227,34 @@ def test_a_hinge_loss_that_reached_0_leaves_no_tensor_dead(tmp_path: Path):
     x = torch.randn(16, 4)
     y = torch.sign(x[:, :1])
     assert "dead_tensor" not in trained(tmp_path, model, lambda step: torch.relu(0.1 - y * model(x)).mean(), lr=0.05)
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "SGD", "lr": 0.1}, {"optimizer": "AdamW", "weight_decay": 0.1}])
+def test_a_branch_that_is_trained_only_between_the_tables_is_not_dead(settings: dict[str, Any], tmp_path: Path):
+    """Tables are of every fifth step: there its gradient is zero, but not at others."""
+    torch.manual_seed(0)
+    model = Branches()
+
+    def loss_of(step: int) -> torch.Tensor:
+        x = torch.randn(8, 4)
+        return (model.first(x) - 1).square().mean() + (step % 5 == 2) * (model.second(x) - x[:, :1]).square().mean()
+
+    assert "dead_tensor" not in trained(tmp_path, model, loss_of, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"optimizer": "SGD", "lr": 0.1, "weight_decay": 0.01}, {"optimizer": "Adam", "weight_decay": 0.01}],
+)
+def test_a_branch_that_weight_decay_alone_moves_is_dead(settings: dict[str, Any], tmp_path: Path):
+    torch.manual_seed(0)
+    model = Branches()
+
+    def loss_of(step: int) -> torch.Tensor:
+        x = torch.randn(8, 4)
+        return (model.first(x) - 1).square().mean() + 0 * model.second(x).mean()
+
+    assert trained(tmp_path, model, loss_of, **settings)["dead_tensor"] == "warning"
 
 
 def test_a_tensor_that_weight_decay_takes_away_is_reported(tmp_path: Path):
@@ -474,3 +503,33 @@ def test_a_momentum_that_never_fades_is_reported_from_the_settings_alone(momentu
     run = FakeRun(columns(COUNT))
     run.meta["optimizers"] = {"optimizer": {"class": "SGD", "groups": [{"lr": 0.1, "momentum": momentum}]}}
     assert ("momentum_invalid" in {finding.rule for finding in findings(run)}) == there
+
+
+# -- losses whose height says nothing ----------------------------------------------------------------------------------
+
+
+def test_a_policys_gain_that_shrinks_is_no_alarm_and_a_likelihood_below_zero_is_one():
+    random = np.random.default_rng(0)
+    gain = -0.3 * np.minimum(STEP / 500, 1) + 0.15 * since(1500, 1000) + 0.1 * random.standard_normal(COUNT)
+    assert reported(columns(COUNT, loss=gain))["loss_rose"].severity == "info"
+    likelihood = -3 * np.minimum(STEP / 500, 1) + 1.5 * since(1500, 1000) + 0.1 * random.standard_normal(COUNT)
+    assert reported(columns(COUNT, loss=likelihood))["loss_rose"].severity == "warning"
+
+
+def test_losses_of_networks_that_work_against_each_other_may_rise():
+    loss = SHAPES["doubles over 400 steps"]
+    steps = columns(COUNT, loss=loss)
+    steps |= {"generator/loss": loss - 1, "critic/loss": np.ones(COUNT)}
+    assert reported(steps)["loss_rose"].severity == "info"
+    steps |= {"generator/loss": loss, "critic/loss": loss}  # one loss, and two optimizers for parts of one model
+    assert reported(steps)["loss_rose"].severity == "warning"
+
+
+def test_a_bias_that_the_loss_does_not_depend_on_is_no_alarm(tmp_path: Path):
+    torch.manual_seed(0)
+    critic = torch.nn.Linear(4, 1)
+
+    def loss_of(step: int) -> torch.Tensor:
+        return (critic(torch.randn(8, 4)).mean() - critic(torch.randn(8, 4) + 1).mean()) + critic.weight.square().sum()
+
+    assert trained(tmp_path, critic, loss_of)["dead_tensor"] == "info"

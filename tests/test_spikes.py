@@ -212,3 +212,61 @@ def test_a_loss_that_takes_many_steps_to_come_back_was_no_single_batch(length: i
     loss[500 : 500 + length] += 3
     (event,) = [event for event in spikes(columns(1000, loss=loss)) if event.kind == "loss_spike"]
     assert event.data["grave"] == (severity == "warning")
+
+
+def blocks(lengths: dict[int, int], height: float = 3.0) -> dict[str, np.ndarray]:
+    loss = 1 + 0.05 * np.random.default_rng(0).standard_normal(2000)
+    for begin, length in lengths.items():
+        loss[begin : begin + length] += height
+    return columns(2000, loss=loss)
+
+
+def test_blocks_of_other_data_that_recur_are_no_alarm():
+    """Parameters that were damaged do not heal in a step: what ends as abruptly as it begins is in the data."""
+    steps = blocks({300: 20, 510: 45, 820: 60, 1100: 25, 1630: 90})
+    assert {event.severity for event in spikes(steps)} == {"info"}
+    finding = {each.rule: each for each in findings(FakeRun(steps))}["loss_spike"]
+    assert finding.severity == "info" and "batches of another kind" in finding.evidence
+    assert "sets of data" in finding.remedy
+
+
+def test_one_block_may_be_spoiled_data_and_is_a_warning():
+    (spike,) = spikes(blocks({900: 40}))
+    assert (spike.severity, spike.data["back_after"], spike.data["lasting"]) == ("warning", 40, False)
+
+
+def test_rises_that_heal_slowly_are_no_blocks_however_many():
+    loss = 1 + 0.05 * np.random.default_rng(0).standard_normal(2000)
+    for begin in (300, 520, 810, 1330):
+        loss[begin : begin + 120] += 3 * np.exp(-np.arange(120) / 25)
+    assert "warning" in {event.severity for event in spikes(columns(2000, loss=loss))}
+
+
+def test_epochs_that_run_from_long_to_short_are_the_order_of_the_data():
+    step = np.arange(2000)
+    loss = 0.3 + 2.0 * (1 - step % 400 / 400) ** 4 + 0.02 * np.random.default_rng(0).standard_normal(2000)
+    assert {event.severity for event in spikes(columns(2000, loss=loss))} == {"info"}
+
+
+def test_a_loss_that_is_higher_for_a_while_is_not_said_to_have_stayed_high():
+    (spike,) = spikes(blocks({900: 150}))
+    assert spike.data["back_after"] == 150 and "back after 150 steps" in spike.message
+    assert not spike.data["lasting"]
+
+
+def test_a_jump_that_a_note_announces_is_no_alarm():
+    steps = columns()
+    steps["loss"][400:] += 4
+    note = Event(399, 0.0, "annotation", data={"text": "second term of the loss from here on"})
+    run = FakeRun(steps, [note])
+    (spike,) = [event for event in explain_run(run) if event.kind == "loss_spike"]
+    assert spike.severity == "info"
+    assert {each.rule: each.severity for each in findings(run)}["loss_spike"] == "info"
+
+
+def test_where_most_losses_are_0_a_few_others_are_no_spikes():
+    random = np.random.default_rng(0)
+    loss = np.where(random.random(2000) < 0.2, random.random(2000), 0.0)  # a hinge that most batches are beyond
+    assert not spikes(columns(2000, loss=loss))
+    loss[1500:1503] = 40.0
+    assert [event.step for event in spikes(columns(2000, loss=loss))] == [1500]

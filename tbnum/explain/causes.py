@@ -90,7 +90,8 @@ def _severity(case: Case) -> str:
         return "warning"
     if case.skip.cause == "dropped_by_loop" and (case.facts.loss_nonfinite or case.facts.nonfinite_tensors > 0):
         return "warning"
-    return "info" if _at_edge(case) or _finds_its_height(case) else CAUSE[case.skip.cause].severity
+    harmless = _at_edge(case) or _finds_its_height(case) or _either_once(case)
+    return "info" if harmless else CAUSE[case.skip.cause].severity
 
 
 def explained_collapse(event: Event, collapse: Collapse, later: Later | None) -> Event:
@@ -242,7 +243,7 @@ EDGE_REMEDY = (
 def _at_edge(case: Case) -> bool:
     """Whether the scale alone explains a skip: then the next one, lower, held."""
     skip, later = case.skip, case.later
-    return skip.at_edge and not skip.early and (later is None or later.skips_in_row <= skip.in_row)
+    return skip.at_edge and (later is None or later.skips_in_row <= skip.in_row)
 
 
 def _finds_its_height(case: Case) -> bool:
@@ -250,6 +251,11 @@ def _finds_its_height(case: Case) -> bool:
     skip, loss = case.skip, case.facts.loss
     usual = math.isnan(skip.recent_loss) or loss <= OUTLYING_LOSS * abs(skip.recent_loss)
     return skip.cause == "bad_batch" and skip.early and skip.injected is None and skip.after_warmup and usual
+
+
+def _either_once(case: Case) -> bool:
+    """Whether a single step may have been an overflow of a scale at its edge: then the next one, lower, held."""
+    return case.skip.either and (case.later is None or case.later.skips_in_row == 1)
 
 
 def _forward_nonfinite(case: Case) -> tuple[str, str]:
@@ -346,6 +352,11 @@ def _unknown(case: Case) -> tuple[str, str]:
         return f"no gradient survives a scale of {case.scale}", EXTREME_REMEDY
     if facts.inferred:
         return _unknown_in_scalars(case)
+    if case.skip.either:
+        why = f"{tensors(facts, 'held NaN')} at a scale of {case.scale}"
+        why += f" that had held for {_held(case.skip)}" if case.skip.held > 0 else ""
+        why += f", and its loss of {number_text(facts.loss)} is one of the highest: it overflowed, or backward made NaN"
+        return why, f"Nothing to do if it stays alone: the scale was at its edge. If it recurs: {BACKWARD_REMEDY}"
     why = f"{overflowed} at a scale of {case.scale}, and the record begins too late to say why"
     return why, "Nothing to do if it stays alone; keep the log in the run's folder when it is resumed."
 

@@ -47,6 +47,9 @@ def loss_spikes(view: RunView) -> Iterator[Finding]:
         evidence += "; the learning rate had gone back up there"
     before, remedy = _what_preceded(view, worst)
     evidence += f". Before it: {before}."
+    if worst.recurs:
+        evidence += " Such blocks recur, and end as they begin: batches of another kind."
+        remedy = "Nothing to do where the data comes in that order (sets of data, lengths, epochs). Else shuffle it."
     grave = any(spike.grave for spike in spikes) or _frequent(spikes, len(view.number))
     title = "The loss jumped and did not come back" if worst.lasting else "The loss had spikes"
     steps = steps_of(step for spike in spikes for step in (spike.step, spike.peak_step))
@@ -57,7 +60,7 @@ def loss_spikes(view: RunView) -> Iterator[Finding]:
 
 def _frequent(spikes: Sequence[SpikeFacts], steps: int) -> bool:
     """Whether those that took a while to come back are a habit, by their rate, and not a schedule's own rhythm."""
-    spikes = [spike for spike in spikes if not spike.schedule]
+    spikes = [spike for spike in spikes if not spike.schedule and not spike.recurs]
     longer = [spike for spike in spikes if spike.back_after is None or spike.back_after > ONE_STEP]
     if len(longer) < SPIKES_WARNING or len(longer) < SPIKES_RATE * steps:
         return False
@@ -123,7 +126,7 @@ def _in_words(quantity: Quantity) -> tuple[str, str] | None:
 
 def exploding_norms(view: RunView) -> Iterator[Finding]:
     """Norms far beyond the usual on the way to something worse."""
-    worse = [(spike.step, "the loss spike") for spike in view.spikes]
+    worse = [(spike.step, "the loss spike") for spike in view.spikes if spike.grave]
     worse += [(event.step, "the scale collapsed") for event in view.of("scale_collapse")]
     nonfinite = [event.step for event in view.events if event.cause == "forward_nonfinite"]
     worse += [(step, "the loss was not finite") for step in nonfinite[:1]]

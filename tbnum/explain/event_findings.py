@@ -189,14 +189,14 @@ def skips(view: RunView) -> Iterator[Finding]:
     seconds = wasted_seconds(record)
     evidence += f"; {duration_text(seconds)} of computing." if seconds >= 1 else "."
     counted = ("bad_batch", "backward_nonfinite", "unknown")
-    overflows = sum(steps[step] for step in {event.step for event in skips if event.cause in counted})
     grave = [event for event in skips if event.severity != "info"]
+    # One at the edge of the scale is the price of the growth before it, as a probe is: not counted here.
+    overflows = sum(steps[step] for step in {event.step for event in grave if event.cause in counted})
     if overflows >= SKIP_RATE_LEAST and overflows / total > SKIP_RATE_WARNING:
         remedy = (
-            "Look at the batches that overflowed, clip the gradients harder, or lower the learning rate; "
-            if grave
-            else "The scale is at its edge: let it grow less often (a longer growth_interval), or clip harder; "
-        ) + "bfloat16 needs no loss scale where the device has it."
+            "Look at the batches that overflowed, clip the gradients harder, or lower the learning rate; bfloat16 "
+            "needs no loss scale where the device has it."
+        )
         if causes["backward_nonfinite"] > overflows / 2:
             remedy = next(event.remedy for event in skips if event.cause == "backward_nonfinite")
         title = "Many steps were lost to overflows"
@@ -210,7 +210,9 @@ def skips(view: RunView) -> Iterator[Finding]:
         yield Finding("skip_rate", "info", "Skips are benign", evidence, remedy, _steps(skips))
     else:
         remedy = EDGE_REMEDY
-        if grave:
+        if not grave and wasted > SKIP_RATE_WARNING * total:
+            remedy = "The scale is at its edge: let it grow less often (a longer growth_interval), or clip harder."
+        elif grave:
             remedy = f"Read the first that is not benign: {grave[0].cause} at step {grave[0].step}."
         elif "bad_batch" not in causes:
             remedy = "Nothing to do: no skip of this run is more than an information."

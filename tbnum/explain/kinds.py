@@ -201,6 +201,7 @@ def _spike(seen: Occurrence, what: str) -> str:
         text += ", and stayed high"
     elif spike.back_after is not None:
         text += f"; it was back after {count_text(spike.back_after, 'step')}"
+    text += "; such blocks of batches recur" if spike.recurs else ""
     return text + ("; the learning rate had gone back up." if spike.schedule else ".")
 
 

@@ -40,6 +40,8 @@ STEADY = 3
 """A jump is this many times (on a log scale) what the blocks before it differ by."""
 ENLARGED = 1.5
 """Times that what the optimizer gets is longer than what backward made, above which the loop multiplied it."""
+SURROGATE = 0.2
+"""Scatter of single losses, as a share of a level below zero, above which that level is near zero."""
 BENDS = 16
 """Bends of a curve of medians that show how levels wander: of fewer, most may be the trend's."""
 BEND_LEAST = 8
@@ -57,6 +59,7 @@ class _Levels(NamedTuple):
     lowest_at: np.ndarray  # the window at which it did
     risen: np.ndarray  # bool: three quarters of the window lie above the lowest, its median by the share and the noise
     rows: np.ndarray  # of the record: the middle of each window
+    scatter: np.ndarray  # of the losses in each window: a robust standard deviation
 
 
 def loss_rose(view: RunView) -> Iterator[Finding]:
@@ -78,7 +81,7 @@ def loss_rose(view: RunView) -> Iterator[Finding]:
     rate = _lr_text(view, first, last)
     yield Finding(
         "loss_rose",
-        "info" if habit or noted else "warning",
+        "info" if habit or noted or _is_surrogate(view, levels, lowest_at) else "warning",
         "The loss rose and stays up",
         f"The median of {levels.size} losses rose from {number_text(low)} (at step {begin:,}) to {number_text(now)}; "
         f"it has been above its lowest, by more than its noise and {100 * ROSE_SHARE:.0f} %, since about step {at:,}."
@@ -87,6 +90,18 @@ def loss_rose(view: RunView) -> Iterator[Finding]:
         "data from there on. Nothing to do where the objective or the data changed on purpose.",
         steps_of([begin, at]),
     )
+
+
+def _is_surrogate(view: RunView, levels: _Levels, lowest_at: int) -> bool:
+    """Whether the loss may be one whose height says nothing: a policy's gain, or those of networks against each other.
+
+    The first is below zero, and not far from it; the others are of several optimizers, each with a loss of its own.
+    """
+    low = float(levels.median[lowest_at])
+    if low < 0 and float(levels.scatter[lowest_at]) > SURROGATE * -low:
+        return True
+    losses = [values for column, values in columns_named(view.steps, "loss") if column.optimizer is not None]
+    return len(losses) > 1 and not all(np.array_equal(losses[0], values, equal_nan=True) for values in losses[1:])
 
 
 def _levels(view: RunView) -> _Levels | None:
@@ -117,7 +132,9 @@ def _levels(view: RunView) -> _Levels | None:
     with np.errstate(invalid="ignore"):
         risen = median - lowest > least
     risen &= ordered[:, size // 4] > lowest
-    return _Levels(size, median, lowest, lowest_at, risen, rows[offset + size // 2 :: stride][: len(median)])
+    middles = rows[offset + size // 2 :: stride][: len(median)]
+    scatter = (ordered[:, -(size // 4)] - ordered[:, size // 4]) / 1.349
+    return _Levels(size, median, lowest, lowest_at, risen, middles, scatter)
 
 
 def _noise_of_levels(values: np.ndarray, ordered: np.ndarray) -> float:

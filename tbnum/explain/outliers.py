@@ -6,7 +6,11 @@ import math
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["loss_is_usual", "loss_is_within", "loss_stands_out"]
+import numpy as np
+
+from tbnum.explain.thresholds import RECURS, RECURS_EXPECTED, TAIL_LEAST, TAIL_VALUES
+
+__all__ = ["is_of_the_tail", "loss_is_usual", "loss_is_within", "loss_stands_out"]
 
 
 def loss_is_usual(loss: float, recent: Sequence[float], deviations: float) -> bool:
@@ -34,6 +38,20 @@ def loss_stands_out(loss: float, recent: Sequence[float]) -> bool:
 def loss_is_within(loss: float, recent: Sequence[float]) -> bool:
     """Whether a loss is known to be at most twice its largest recent one, however few those are."""
     return any(loss <= 2 * abs(each) for each in recent)
+
+
+def is_of_the_tail(height: float, heights: np.ndarray) -> bool:
+    """Whether a value so many times the usual belongs to the data: others were as high, or nearly.
+
+    What the tail of the others lets expect is Hill's estimate, from the highest of them.
+    """
+    if not height > 1 or not math.isfinite(height) or len(heights) < TAIL_LEAST:
+        return False
+    if np.count_nonzero(heights >= height) >= RECURS:
+        return True
+    highest = np.sort(heights)[-TAIL_VALUES:]
+    spread = float(np.log(highest[1:] / highest[0]).mean()) if highest[0] > 1 else 0.0
+    return spread > 0 and TAIL_VALUES * (highest[0] / height) ** (1 / spread) >= RECURS_EXPECTED
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:

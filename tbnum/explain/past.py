@@ -19,12 +19,23 @@ __all__ = ["LivePast", "Past", "RecordedPast"]
 WINDOW = 50
 """How many steps back "recent" reaches."""
 
+HISTORY = 512
+"""How many steps away is looked for what is rare, and usual all the same."""
+
 
 class Past(Protocol):
     """Answers of the record. Costs are those of `RecordedPast`: O(log steps + WINDOW) each."""
 
     def recent_losses(self, before: int) -> list[float]:
         """Finite losses of the unskipped ones among the `WINDOW` steps recorded before step `before`."""
+        ...
+
+    def heights(self, name: str, step: int, optimizer: str | None, *, after: bool) -> np.ndarray:
+        """How many times the usual around them the values of a column were, in up to `HISTORY` taken steps before.
+
+        `after`: and of those that follow, as far as they are known. What is rare, and usual all the same, may show
+        itself later.
+        """
         ...
 
     def last_finite_loss(self, before: int) -> int | None:
@@ -55,6 +66,14 @@ class Past(Protocol):
         ...
 
 
+def _heights(values: np.ndarray) -> np.ndarray:
+    """Finite values as multiples of the median of `WINDOW` neighbours; none of where that is not above 0."""
+    values = values[np.isfinite(values)]
+    blocks = values[len(values) % WINDOW :].reshape(-1, WINDOW)
+    usual = np.median(blocks, axis=1)[:, None]
+    return np.asarray((blocks / np.where(usual > 0, usual, np.nan))[usual[:, 0] > 0].ravel())
+
+
 class RecordedPast:
     """The past as arrays have it. Building is O(1)."""
 
@@ -77,6 +96,14 @@ class RecordedPast:
         window = slice(max(0, end - WINDOW), end)
         losses = self._loss[window]
         return losses[np.isfinite(losses) & ~self._skipped[window]].tolist()
+
+    def heights(self, name: str, step: int, optimizer: str | None, *, after: bool) -> np.ndarray:
+        values = self._steps.get(StepColumn(optimizer, name).full, self._steps.get(name))
+        if values is None:
+            return np.empty(0)
+        end = int(np.searchsorted(self._step, step))
+        window = slice(max(WINDOW, end - HISTORY), end + HISTORY if after else end)
+        return _heights(values[window][~self._skipped[window]])
 
     def last_finite_loss(self, before: int) -> int | None:
         if self._finite_at is None:
@@ -103,10 +130,11 @@ class RecordedPast:
 
 
 class LivePast:
-    """The past of a run that goes on. Memory O(WINDOW), a step about a microsecond."""
+    """The past of a run that goes on. Memory O(HISTORY), a step about a microsecond."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)  # that many before the newest
+        self._recent: deque[tuple[int, int, float]] = deque(maxlen=HISTORY + 1)  # row, step and loss; one is the newest
+        self._rows = 0
         self._last_finite: deque[int] = deque(maxlen=2)  # two: the newest may be the step that is asked about
         self._columns: Sequence[str] = ()
         self._row: Sequence[Any] = ()
@@ -114,14 +142,21 @@ class LivePast:
 
     def step(self, step: int, loss: float, skipped: bool, columns: Sequence[str] = (), row: Sequence[Any] = ()) -> None:
         finite = math.isfinite(loss)
-        self._recent.append((step, math.nan if skipped or not finite else loss))
+        self._recent.append((self._rows, step, math.nan if skipped or not finite else loss))
+        self._rows += 1
         if finite:
             self._last_finite.append(step)
         self._newest, self._columns, self._row = step, columns, row
 
     def recent_losses(self, before: int) -> list[float]:
-        losses = [loss for step, loss in self._recent if step < before][-WINDOW:]
+        losses = [loss for _, step, loss in self._recent if step < before][-WINDOW:]
         return [loss for loss in losses if loss == loss]
+
+    def heights(self, name: str, step: int, optimizer: str | None, *, after: bool) -> np.ndarray:
+        if name != "loss":
+            return np.empty(0)  # not kept
+        losses = [loss for row, at, loss in self._recent if at < step and row >= WINDOW]
+        return _heights(np.array(losses[-HISTORY:]))
 
     def last_finite_loss(self, before: int) -> int | None:
         return next((step for step in reversed(self._last_finite) if step < before), None)

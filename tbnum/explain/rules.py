@@ -17,11 +17,19 @@ from typing import Any, NamedTuple
 from tbnum.explain.close_look import Gradients
 from tbnum.explain.facts import Known
 from tbnum.explain.nonfinite import Since, SpoiledParameters, made_in_backward, no_overflow, nothing_is_spared
-from tbnum.explain.outliers import loss_is_usual, loss_is_within, loss_stands_out
+from tbnum.explain.outliers import is_of_the_tail, loss_is_usual, loss_is_within, loss_stands_out
 from tbnum.explain.parameters import SpoiledUpdate
 from tbnum.explain.past import Past
 from tbnum.explain.record import SCALE_CHANGES, scaler_settings
-from tbnum.explain.thresholds import EDGE_DEVIATIONS, EDGE_PROBED, SCALE_FALLEN, SCALE_HELD, SPOILED_NORMS
+from tbnum.explain.thresholds import (
+    BACKWARD_LARGEST_OF_SOME,
+    EDGE_DEVIATIONS,
+    EDGE_PROBED,
+    EITHER_SHARE,
+    SCALE_FALLEN,
+    SCALE_HELD,
+    SPOILED_NORMS,
+)
 from tbnum.log.numbering import Numbering
 
 __all__ = ["BENIGN", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "StepVerdict"]
@@ -66,6 +74,7 @@ class Skip:
     nan_only: bool  # gradients held NaN and no inf, and the finite ones were far from an overflow
     new_scale: bool  # no step had passed since the start, a scale that was set, or lost state
     loss_follows_scale: bool  # it was not finite at scales above some, as hindsight shows
+    either: bool  # NaN is backward's own, or an overflow's: the record cannot tell (see `Rules._either`)
     fallen: float  # the highest scale that had held, where this one is `SCALE_FALLEN` or more below it; else NaN
 
 
@@ -209,6 +218,7 @@ class Rules:
             nan_only=nan_only,
             new_scale=self._start is not None and not self._unskipped(at, self._start, self._start_skips, before),
             loss_follows_scale=event.facts.loss_nonfinite and cause in BENIGN,
+            either=cause == "unknown" and row.skips == 1 and self._arose_in_backward(event, held, recent),
             fallen=self._held_long if scale * SCALE_FALLEN <= self._held_long else math.nan,
         )
         return verdict, self._collapse(cause, nan_only)
@@ -247,15 +257,15 @@ class Rules:
             if unskipped <= slack:
                 return "unknown"
         if self._arose_in_backward(event, held, recent):
-            return "backward_nonfinite"
+            return "unknown" if self._either(event, recent) else "backward_nonfinite"
         probe = min(self._growth_interval, PROBE_STEPS)
         if self._last_change == "scale_growth" and held - slack < probe <= held + self._change_slack:
             return "unknown"
         if self._last_change == "scale_growth" and held < probe:
             spoiled = (
                 injected
-                or loss_stands_out(event.facts.loss, recent)
-                or self._past.norm_ratio(event.step, event.optimizer) >= SPOILED_NORMS
+                or (loss_stands_out(event.facts.loss, recent) and not self._loss_recurs(event, recent))
+                or self._norms_stand_out(event, self._past.norm_ratio(event.step, event.optimizer))
             )
             return "bad_batch" if spoiled else "growth_probe"
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
@@ -284,6 +294,16 @@ class Rules:
             return False  # what the scaler did before the record began is not known
         return no_overflow(event.facts, gradients) or nothing_is_spared(event.facts, gradients)
 
+    def _either(self, event: Known, recent: Sequence[float]) -> bool:
+        """Whether NaN that looks like backward's own may be an overflow's all the same: the loss is one of the highest.
+
+        What overflows behind a normalization is NaN everywhere before it. It does in the batch whose gradients are the
+        longest; NaN of backward's own is in any. Not where the largest finite gradient was far from an overflow.
+        """
+        if len(recent) < 10 or made_in_backward(self._gradients(event), event.facts.loss_scale, inf_counts=False):
+            return False
+        return sum(event.facts.loss > loss for loss in recent) >= EITHER_SHARE * len(recent)
+
     def _gradients(self, event: Known) -> Gradients | None:
         facts = event.facts
         if not math.isnan(facts.nan):
@@ -304,18 +324,35 @@ class Rules:
         A scale far below one that had held is no longer at its edge: the gradients grow.
         """
         gradients = self._gradients(event)
+        deviations = EDGE_PROBED if self._is_probed(event) else EDGE_DEVIATIONS
         return (
             not event.facts.loss_scale * SCALE_FALLEN <= self._held_long
-            and loss_is_usual(event.facts.loss, recent, EDGE_PROBED if self._is_probed(event) else EDGE_DEVIATIONS)
+            and (loss_is_usual(event.facts.loss, recent, deviations) or self._loss_recurs(event, recent, after=True))
             and self._norms_are_usual(event)
             and gradients is not None
-            and gradients.inf > 0
+            and (gradients.inf > 0 or gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_SOME)
         )
+
+    def _loss_recurs(self, event: Known, recent: Sequence[float], after: bool = False) -> bool:
+        """Whether steps that did not overflow had losses as high for their time: heavy tails make such batches."""
+        usual = statistics.median(recent) if recent else 0.0
+        if not usual > 0:
+            return False
+        return is_of_the_tail(event.facts.loss / usual, self._past.heights("loss", event.step, None, after=after))
 
     def _norms_are_usual(self, event: Known) -> bool:
         """Where no gradient is finite, a scale that has never held for long is suspect enough."""
         ratio = self._past.norm_ratio(event.step, event.optimizer)
-        return ratio < SPOILED_NORMS or (math.isnan(ratio) and event.facts.loss_scale > self._held_long)
+        return not self._norms_stand_out(event, ratio, after=True) and (
+            not math.isnan(ratio) or event.facts.loss_scale > self._held_long
+        )
+
+    def _norms_stand_out(self, event: Known, ratio: float, after: bool = False) -> bool:
+        """Whether the finite gradients are far longer than usual, and no others that were taken were as long."""
+        if not ratio >= SPOILED_NORMS:
+            return False
+        heights = self._past.heights("grad_norm", event.step, event.optimizer, after=after)
+        return not is_of_the_tail(ratio, heights)
 
     def _is_probed(self, event: Known) -> bool:
         """Whether the scaler tried the next higher scale in vain: then this one has less than a doubling to spare."""

@@ -39,6 +39,23 @@ STRIDE = BASELINE // 2  # between two windows: a median is taken once for so man
 NEXT = 8
 """Values, its own included, that decide whether a value is a spike: `SPIKE_STEPS` of them have to be high."""
 
+RARE_WINDOWS, RARE_DEVIATIONS = 16, 4.0
+"""Windows whose highest value counts as so many deviations where most values are the same: twice, or four times, as
+high as any of them is a spike."""
+
+LATER = 1024
+"""Values within which is looked for the end of what is high."""
+
+BLOCKS_LEAST = 3
+"""Blocks of values that begin and end abruptly, or spikes at a steady distance, from which on they are the data's own
+order: parameters that were damaged do not heal in a step."""
+
+SHARP = 0.5
+"""Share of its height that a block still has in its last values."""
+
+PERIOD_STEPS, PERIOD_SHARE = 2, 0.02
+"""By how much the distance of two spikes may differ from a multiple of the period, in steps and as a share of it."""
+
 LEVEL_VALUES = 16
 """Values whose median is high together, however they scatter."""
 
@@ -62,11 +79,15 @@ class Spike(NamedTuple):
     lasting: bool  # it was still high `BASELINE` values later
     far: bool  # far beyond anything usual, and not for a single step
     schedule: bool  # the learning rate had just gone back up to where it had been: a warm restart
+    block: bool  # high for a while, and back from one step to the next
+    level: float  # the median of its values
+    recurs: bool = False  # one of many blocks, or of a steady rhythm: the order of the data
+    noted: bool = False  # somebody noted right before it what changed
 
     @property
     def grave(self) -> bool:
         slow = self.back_after is not None and self.back_after > SLOW_BACK and self.column.name == "loss"
-        return (self.lasting or self.far or slow) and not self.schedule
+        return (self.lasting or self.far or slow) and not (self.schedule or self.recurs or self.noted)
 
 
 class SpikeFacts(NamedTuple):
@@ -80,6 +101,7 @@ class SpikeFacts(NamedTuple):
     lasting: bool
     grave: bool
     schedule: bool
+    recurs: bool
 
     @staticmethod
     def of(event: Event) -> SpikeFacts:
@@ -94,6 +116,7 @@ class SpikeFacts(NamedTuple):
             bool(data.get("lasting")),
             bool(data.get("grave")),
             bool(data.get("schedule")),
+            bool(data.get("recurs")),
         )
 
 
@@ -139,6 +162,8 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
         return []
     usual = middle[some, None]
     deviation = 1.4826 * _medians(np.abs(_without_fall(windows[some]) - usual))[:, None]
+    if not deviation.all():
+        deviation = np.where(deviation > 0, deviation, _rare(windows, middle)[some, None])
     above, least = blocks[some] - usual, limits.share * np.abs(usual)
     high = above > np.maximum(limits.deviations * deviation, least)
     stayed = _stayed(above, deviation, least)
@@ -159,6 +184,13 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
             found.append(Found(position, position, float(usual[index, 0]), float(deviation[index, 0]), of_level))
         last = position
     return found
+
+
+def _rare(windows: np.ndarray, middle: np.ndarray) -> np.ndarray:
+    """(W,) instead of a deviation of 0, as where most losses are exactly 0: by the highest of the values before."""
+    highest = windows[: len(middle)].max(1) - middle
+    recent = np.concatenate([np.zeros(RARE_WINDOWS - 1), highest])
+    return np.lib.stride_tricks.sliding_window_view(recent, RARE_WINDOWS).max(1) / RARE_DEVIATIONS
 
 
 def _without_fall(windows: np.ndarray) -> np.ndarray:
@@ -202,8 +234,31 @@ def spikes_in(record: Record, name: str) -> list[Spike]:
         taken = np.isfinite(values) if skipped is None else np.isfinite(values) & ~skipped.astype(bool)
         rows = np.flatnonzero(taken)
         finite = values if len(rows) == len(values) else values[rows]
-        found += [_described(record, column, rows, finite, each) for each in find_spikes(finite, LIMITS[name])]
+        described = [_described(record, column, rows, finite, each) for each in find_spikes(finite, LIMITS[name])]
+        found += _with_recurrence(described)
     return found
+
+
+def _with_recurrence(spikes: list[Spike]) -> list[Spike]:
+    """Of one column. A block that the record ends in is one of them where it is no higher than they are."""
+    blocks = [spike.level for spike in spikes if spike.block]
+    if _at_a_period([spike.row for spike in spikes if spike.back_after is None or spike.back_after > ONE_STEP]):
+        return [spike._replace(recurs=True) for spike in spikes]
+    if len(blocks) < BLOCKS_LEAST:
+        return spikes
+    highest = max(blocks)
+    return [
+        spike._replace(recurs=spike.block or (spike.back_after is None and spike.level <= highest)) for spike in spikes
+    ]
+
+
+def _at_a_period(rows: Sequence[int]) -> bool:
+    """Whether the distances between rows are all multiples of the smallest one."""
+    apart = np.diff(rows)
+    if len(apart) < BLOCKS_LEAST - 1 or apart.min() <= SLOW_BACK:
+        return False
+    off = np.abs(apart - np.round(apart / apart.min()) * apart.min())
+    return bool((off <= max(PERIOD_STEPS, PERIOD_SHARE * apart.min())).all())
 
 
 def _described(record: Record, column: StepColumn, rows: np.ndarray, values: np.ndarray, found: Found) -> Spike:
@@ -215,13 +270,35 @@ def _described(record: Record, column: StepColumn, rows: np.ndarray, values: np.
     low = np.flatnonzero(after <= border).tolist()
     back = next((place for place in low if not found.level or np.median(after[place : place + NEXT]) <= usual), None)
     lasting = len(after) >= BASELINE // 2 and float(np.median(after)) > usual
+    level, block = float(values[found.peak]), False
+    if lasting or back is None or back >= ONE_STEP:
+        end = _end(values[at + 1 : at + 1 + LATER], usual)
+        high = values[at : at + 1 + (LATER if end is None else end)]
+        level = float(np.median(high))
+        if lasting:
+            back, lasting = end, end is None
+        sharp = float(np.median(high[-NEXT:])) - normal >= SHARP * (level - normal)
+        block = end is not None and end >= SLOW_BACK and sharp
     back_after = int(rows[at + 1 + back] - rows[at]) if back is not None and not lasting else None
     peak = float(values[found.peak])
     longer = back_after is None or back_after > ONE_STEP
     far = longer and peak - normal > max(FAR_DEVIATIONS * deviation, FAR_TIMES * abs(normal))
     row, peak_row = int(rows[at]), int(rows[found.peak])
     far = far and column.name == "loss"
-    return Spike(column, row, peak_row, peak, normal, back_after, lasting, far, _restarted(record, row))
+    restarted = _restarted(record, row)
+    return Spike(column, row, peak_row, peak, normal, back_after, lasting, far, restarted, block, level)
+
+
+def _end(after: np.ndarray, usual: float) -> int | None:
+    """Where values are back for good: the first of `NEXT` whose median is at most `usual`. None: not among them."""
+    if len(after) < NEXT:
+        return None
+    ordered = np.sort(np.lib.stride_tricks.sliding_window_view(after, NEXT), axis=1)
+    places = np.flatnonzero((ordered[:, NEXT // 2 - 1] + ordered[:, NEXT // 2]) / 2 <= usual)
+    if not len(places):
+        return None
+    low = np.flatnonzero(after[places[0] : places[0] + NEXT] <= usual)
+    return int(places[0] + low[0])
 
 
 def _restarted(record: Record, row: int) -> bool:
@@ -242,10 +319,12 @@ def spike_events(record: Record) -> list[Event]:
     """Not yet explained, in order of step."""
     number = record.steps.get("step", np.empty(0, np.int64))
     clock = record.steps.get("wall_time", np.full(len(number), np.nan))
+    notes = [event.step for event in record.raw_events if event.kind == "annotation"]
     events = []
     for kind, name in SPIKES.items():
         for spike in spikes_in(record, name):
             step, wall_time = int(number[spike.row]), float(clock[spike.row])
+            spike = spike._replace(noted=any(step - BEFORE <= note <= step + 1 for note in notes))
             events.append(Event(step, wall_time, kind, optimizer=spike.column.optimizer, data=data_of(spike, number)))
     return sorted(events, key=lambda event: event.step)
 
@@ -260,4 +339,5 @@ def data_of(spike: Spike, number: Sequence[int] | np.ndarray) -> dict[str, objec
         "lasting": spike.lasting,
         "grave": spike.grave,
         "schedule": spike.schedule,
+        "recurs": spike.recurs,
     }

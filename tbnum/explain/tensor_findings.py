@@ -18,6 +18,8 @@ from tbnum.explain.thresholds import (
     HALF_LOST,
     HEADROOM_LOST,
     LR_IDLE,
+    MOVED_ROUNDING,
+    MOVED_TIMES,
     NAMES_SHOWN,
     NOT_FLOAT16_SHARE,
     ROUNDING_GRADIENT,
@@ -30,9 +32,9 @@ from tbnum.explain.thresholds import (
     VANISHED,
 )
 from tbnum.explain.view import RunView
-from tbnum.explain.words import count_text, scale_text
+from tbnum.explain.words import as_float, count_text, scale_text
 from tbnum.formats import FORMATS, INF, ZERO
-from tbnum.log.columns import StepColumn
+from tbnum.log.columns import StepColumn, columns_named
 
 __all__ = [
     "dead",
@@ -63,7 +65,7 @@ def dead(view: RunView) -> Iterator[Finding]:
         norms = rows.columns["grad_norm"]
         norms = norms[(np.nan_to_num(norms) > 0).any(1)]
         known = ~np.isnan(norms)
-        gone = ((norms == 0) | ~known).all(0) & (known.sum(0) >= TENSOR_ROWS_LEAST)
+        gone = ((norms == 0) | ~known).all(0) & (known.sum(0) >= TENSOR_ROWS_LEAST) & ~_trained_between(view, rows)
         if not gone.any():
             continue
         names = names_where(gone, rows.names)
@@ -71,18 +73,62 @@ def dead(view: RunView) -> Iterator[Finding]:
             f"{len(names)} of {count_text(len(rows.names), 'tensor')} ({_listed(names)}) had a gradient of exactly "
             f"zero at all {len(norms)} steps looked at, from {int(rows.steps[0]):,} to {int(rows.steps[-1]):,}"
         )
+        alive: list[str] = []
         if before is not None and before.names == rows.names:
             alive = names_where((before.columns["grad_norm"] > 0).any(0) & gone, rows.names)
             evidence += f"; {_listed(alive)} had one before" if alive else "; nor had they one before"
+        # A bias alone, whose weight learns: the loss does not depend on it, as of one before a softmax or a difference.
+        shapes = view.meta.get("parameters")
+        invariant = all(_is_vector(name, shapes) for name in names) and before is not None and not alive
         yield Finding(
             "dead_tensor",
-            "warning",
+            "info" if invariant else "warning",
             "Some parameters learn nothing",
             evidence + ".",
             "Look for units that are never active (ReLU after a large step), a branch that is cut off, or a gradient "
             "that underflows: freeze or drop what is meant to be unused.",
             OF_THE_RUN,
         )
+
+
+def _trained_between(view: RunView, rows: Rows) -> np.ndarray:
+    """(P,) bool: tensors that move by more than weight decay moves them: they have a gradient at steps in between.
+
+    Weight decay takes the same share of a tensor at each step. So where gradients are zero a norm does not rise, and
+    what is lost between two rows is the measured step of one of them, over and over. Looked at in the last rows that
+    measured both: momentum carries a tensor on for a while.
+    """
+    whole = np.isfinite(rows.columns["param_norm"]).any(1) & np.isfinite(rows.columns["update_norm"]).any(1)
+    chosen = np.flatnonzero(whole)[-3:]
+    if len(chosen) < 2:
+        return np.zeros(len(rows.names), bool)
+    norms, moved = rows.columns["param_norm"][chosen], rows.columns["update_norm"][chosen]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        change, rounding = np.diff(norms, axis=0), MOVED_ROUNDING * norms[1:]
+        explained = MOVED_TIMES * np.diff(rows.steps[chosen])[:, None] * np.fmax(moved[1:], moved[:-1])
+        between = (change > rounding) | (-change > explained + rounding)
+        decay = _decoupled_decay(view, rows.optimizer, rows.steps[chosen])
+        if decay is not None:  # Adam goes on along the gradients of the steps before
+            between |= (moved / norms > MOVED_TIMES * decay[:, None] + MOVED_ROUNDING)[1:]
+    return np.asarray(between.any(0))
+
+
+def _decoupled_decay(view: RunView, optimizer: str | None, steps: np.ndarray) -> np.ndarray | None:
+    """(R,) the largest share that weight decay takes in a step; None where it is a part of the gradient, or unknown."""
+    optimizers = view.meta.get("optimizers")
+    if not isinstance(optimizers, Mapping):
+        return None
+    settings = optimizers.get(optimizer or next(iter(optimizers), ""))
+    groups = settings.get("groups") if isinstance(settings, Mapping) else None
+    groups = [group for group in groups or () if isinstance(group, Mapping)]
+    rates = [lr for column, lr in columns_named(view.steps, "lr") if column.optimizer == optimizer]
+    shares = [as_float(group.get("weight_decay")) for group in groups]
+    if not shares or not rates:
+        return None
+    if any(share != 0 and not group.get("decoupled_weight_decay") for group, share in zip(groups, shares, strict=True)):
+        return None
+    at = np.minimum(np.searchsorted(view.number, steps), len(view.number) - 1)
+    return np.asarray(np.fmax.reduce([lr[at] for lr in rates]) * max(shares))
 
 
 def faded(view: RunView) -> Iterator[Finding]:

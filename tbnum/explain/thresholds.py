@@ -111,6 +111,10 @@ GRADIENT_FADED = 1e-5
 """Share of its earlier gradient norm, down to which a tensor's has vanished, where others' has not. Norms of single
 tensors drift by two or three orders of magnitude against each other at the most."""
 
+MOVED_TIMES, MOVED_ROUNDING = 2.0, 1e-5
+"""Times what weight decay takes, and share of the norm, beyond which a tensor whose gradient was zero moves: it is
+trained at steps that no table is of. Float32 sums of squares round at 1e-7."""
+
 UPDATE_RATIO_HIGH, UPDATE_RATIO_LOW = 0.3, 1e-6
 """Usual length of a step relative to the parameter's own. Around 1e-3 is healthy. A third of the parameter rewritten
 in each step is noise, not training; below 1e-6 a float32 parameter is within ten roundings (2**-24) of not moving."""
@@ -161,6 +165,13 @@ EDGE_DEVIATIONS, EDGE_PROBED = 5.0, 8.0
 where nothing is known of the next higher scale, and where that one had been tried in vain. Good batches pass 3 once in
 700, and those whose gradients are longest, which overflow first, oftener."""
 
+RECURS, RECURS_EXPECTED = 2, 0.1
+"""Steps that were taken with a loss, or a norm, as high for their time as that of a step that overflowed, from which on
+such batches belong to the data; and how many of them their tail lets expect. A corrupt batch is the only one."""
+
+TAIL_VALUES, TAIL_LEAST = 10, 100
+"""The highest values, of at least so many, that a tail is drawn from."""
+
 # -- what is not finite
 
 BACKWARD_LARGEST = 65504 / 16
@@ -173,6 +184,10 @@ BACKWARD_LARGEST_OF_ALL = 65504 / 4
 BACKWARD_LARGEST_OF_SOME = 65504 / 1.5
 """Likewise, where NaN is in two tensors or more, none holds inf, and some were spared. Of 3,100 overflows of seven
 models none left that: first scales of 2^30, scales that had just grown, batches that counted up to 16 times."""
+
+EITHER_SHARE = 0.85
+"""Share of the recent losses that lie below that of a step, from which on an overflow is as likely as NaN of backward's
+own, where the gradients do not tell. Batches with NaN of their own have any loss, those that overflow the highest."""
 
 SCALE_FALLEN = 16.0
 """A scale so many times below one that had held is no probe's and no batch's doing: gradients have grown, or one
