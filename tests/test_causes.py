@@ -191,6 +191,30 @@ def test_a_loss_of_nan_with_gradients_of_0_is_a_mean_over_nothing(tmp_path: Path
     assert "ignored or masked" in found["mean_over_nothing"].remedy
 
 
+@pytest.mark.parametrize("spoil", ["targets", "constant"])
+def test_of_a_nan_in_one_of_several_micro_batches_it_is_not_said_for_certain_what_it_was(spoil: str, tmp_path: Path):
+    """A mean over no target and a constant of NaN leave the same record: the other micro-batches have gradients."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path) as monitor:
+        for step in range(20):
+            optimizer.zero_grad()
+            for micro in range(3):
+                bad = (step, micro) == (7, 1)
+                target = torch.full((2,), -100 if bad and spoil == "targets" else 1)
+                loss = torch.nn.functional.cross_entropy(model(torch.randn(2, 4)), target)
+                loss = loss + (float("nan") if bad and spoil == "constant" else 0.0)
+                loss.backward()
+                monitor.log_loss(loss)
+            optimizer.step()
+    (run,) = tbnum.read(tmp_path).values()
+    found = {finding.rule: finding for finding in run.findings}
+    assert (found["nonfinite_loss"].severity, found["nonfinite_loss"].steps) == ("warning", (7,))
+    assert "no parameter has a part in, or for a micro-batch" in found["nonfinite_loss"].remedy
+    assert (found["mean_over_nothing"].severity, found["mean_over_nothing"].steps) == ("info", (7,))
+    assert found["mean_over_nothing"].title.startswith("Perhaps")
+
+
 # -- scales ------------------------------------------------------------------------------------------------------------
 
 

@@ -93,9 +93,13 @@ def nonfinite_loss(view: RunView) -> Iterator[Finding]:
     steps, total = view.number, len(view.number)
     evidence = f"{count_text(len(rows), 'step')} of {total:,}, the first at step {steps[rows[0]]}"
     remedy = forward_remedy(int(steps[rows[0]]))
-    if np.isin(rows, _reached_nothing(view)).all():
+    reached = _reached_nothing(view)
+    if np.isin(rows, reached).all():
         evidence += ", while every gradient was finite"
-        remedy = "Look for a NaN in a term of the loss that no parameter has a part in; training was not spoiled."
+        remedy = "Look for a NaN in a term of the loss that no parameter has a part in"
+        if np.isin(rows, _of_several(view, reached)).any():
+            remedy += ", or for a micro-batch in which every target is ignored or masked"
+        remedy += "; training was not spoiled."
     first = next((e for e in view.events if e.step >= steps[rows[0]] and e.kind in ("skip", "nonfinite_step")), None)
     spoiled = next((e for e in view.of("nonfinite_update") if e.step <= steps[rows[0]]), None)
     if spoiled is not None:
@@ -130,11 +134,16 @@ def _reached_nothing(view: RunView) -> np.ndarray:
 
 
 def _over_nothing(view: RunView) -> np.ndarray:
-    """Of those the rows (R,) whose backward left nothing: of several micro-batches the others have a gradient."""
+    """Of those the rows (R,) whose backward left nothing."""
     rows = _reached_nothing(view)
     norms = [values[rows] for _, values in columns_named(view.steps, "grad_norm")]
-    counts = view.steps.get("micro_batches", np.ones(len(view.number)))[rows]
-    return rows[(np.nansum(norms, axis=0) == 0) | (counts > 1)] if norms else rows
+    return rows[np.nansum(norms, axis=0) == 0] if norms else rows
+
+
+def _of_several(view: RunView, rows: np.ndarray) -> np.ndarray:
+    """Of rows those with several micro-batches: the others have a gradient, whatever the one with the NaN has."""
+    counts = view.steps.get("micro_batches", np.ones(len(view.number)))
+    return rows[counts[rows] > 1]
 
 
 def no_steps(view: RunView) -> Iterator[Finding]:
@@ -153,21 +162,23 @@ def no_steps(view: RunView) -> Iterator[Finding]:
 
 
 def mean_over_nothing(view: RunView) -> Iterator[Finding]:
+    """Certain where the gradient is 0; of several micro-batches that of the others hides it, so there it may be."""
     rows = _over_nothing(view)
+    certain = len(rows) > 0
+    if not certain:
+        rows = _of_several(view, _reached_nothing(view))
     if not len(rows):
         return
-    norms = np.nansum([values[rows] for _, values in columns_named(view.steps, "grad_norm")], axis=0)
-    silent = int(np.count_nonzero(norms == 0))
     steps = view.number[rows]
-    evidence = (
-        f"{count_text(len(rows), 'step')} of {len(view.number):,}, the first at step {int(steps[0])}: the loss was "
-        f"NaN, and every gradient was finite"
-    )
-    evidence += f" ({count_text(silent, 'step')} with a gradient of 0)." if silent else "."
+    evidence = f"{count_text(len(rows), 'step')} of {len(view.number):,}, the first at step {int(steps[0])}"
+    evidence += ": the loss was NaN, "
+    evidence += "and every gradient 0." if certain else "every gradient finite, and there were several micro-batches."
     yield Finding(
         "mean_over_nothing",
-        "warning",
-        "A mean over nothing: the loss is NaN, the gradients are not",
+        "warning" if certain else "info",
+        "A mean over nothing: the loss is NaN, the gradients are not"
+        if certain
+        else "Perhaps a mean over nothing in one of the micro-batches",
         evidence,
         f"Look at the targets of step {int(steps[0])}: where all of them are ignored or masked, a mean divides 0 by 0. "
         "Sum, and divide by max(count, 1), or leave such batches out; training itself was not spoiled.",

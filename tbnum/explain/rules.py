@@ -74,7 +74,7 @@ class Skip:
     nan_only: bool  # gradients held NaN and no inf, and the finite ones were far from an overflow
     new_scale: bool  # no step had passed since the start, a scale that was set, or lost state
     loss_follows_scale: bool  # it was not finite at scales above some, as hindsight shows
-    either: bool  # NaN is backward's own, or an overflow's: the record cannot tell (see `Rules._either`)
+    either: bool  # NaN is backward's own, or an overflow's: the record cannot say (see `Rules._either`)
     fallen: float  # the highest scale that had held, where this one is `SCALE_FALLEN` or more below it; else NaN
 
 

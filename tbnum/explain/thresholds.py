@@ -187,7 +187,7 @@ models none left that: first scales of 2^30, scales that had just grown, batches
 
 EITHER_SHARE = 0.85
 """Share of the recent losses that lie below that of a step, from which on an overflow is as likely as NaN of backward's
-own, where the gradients do not tell. Batches with NaN of their own have any loss, those that overflow the highest."""
+own, where the gradients do not say. Batches with NaN of their own have any loss, those that overflow the highest."""
 
 SCALE_FALLEN = 16.0
 """A scale so many times below one that had held is no probe's and no batch's doing: gradients have grown, or one
