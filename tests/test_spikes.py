@@ -270,3 +270,30 @@ def test_where_most_losses_are_0_a_few_others_are_no_spikes():
     assert not spikes(columns(2000, loss=loss))
     loss[1500:1503] = 40.0
     assert [event.step for event in spikes(columns(2000, loss=loss))] == [1500]
+
+
+@pytest.mark.parametrize("count", [300, 500, 1000, 4000])
+def test_a_jump_by_many_deviations_is_seen_however_small_a_share_of_the_loss_it_is(count: int):
+    """By 8 deviations and 24 %, in a loss that still falls: its level may never leave the lowest one."""
+    found = 0
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        step = np.arange(count)
+        loss = 1 + 3 * np.exp(-step / (count / 12))
+        begin = int(count * random.uniform(0.4, 0.65))
+        loss = np.where(step >= begin, 1.24, 1.0) * loss + 0.03 * random.standard_normal(count)
+        rules = reported(columns(count, loss=loss))
+        found += any(rules[rule].severity == "warning" for rule in ("loss_spike", "loss_rose") if rule in rules)
+    assert found >= 9
+
+
+@pytest.mark.parametrize("over", [200, 400, 800, 1600])
+def test_a_loss_that_doubles_is_seen_over_however_many_steps(over: int):
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        count = int(over * random.uniform(2.5, 4)) + 100
+        step = np.arange(count)
+        usual = random.choice([0.05, 0.5, 3.0])
+        loss = usual * (1 + 4 * np.exp(-step / (count / 15)) + np.clip((step - count // 3) / over, 0, 1))
+        loss += usual * random.choice([0.02, 0.1, 0.25]) * random.standard_normal(count)
+        assert reported(columns(count, loss=loss))["loss_rose"].severity == "warning", seed

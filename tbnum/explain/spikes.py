@@ -59,6 +59,13 @@ PERIOD_STEPS, PERIOD_SHARE = 2, 0.02
 LEVEL_VALUES = 16
 """Values whose median is high together, however they scatter."""
 
+WANDER_BLOCKS = 256
+"""Blocks of which it is worked out how a loss wanders."""
+
+SMALL_RISE, SMALL_DEVIATIONS = 0.1, 5.0
+"""Share of the usual that such a median has to rise by, where it rises by so many robust deviations of
+single values: medians of noise differ by a third of one."""
+
 LEVELS_LEAST = 6
 """Of such medians, from which on they show how the loss wanders by itself."""
 
@@ -127,11 +134,12 @@ class Limits:
     deviations: float
     alone: float
     share: float  # of the usual
+    small: float  # likewise, of a median of `LEVEL_VALUES` that is `SMALL_DEVIATIONS` above it
 
 
 LIMITS = {
-    "loss": Limits(SPIKE_DEVIATIONS, SPIKE_ALONE_DEVIATIONS, SPIKE_SHARE),
-    "grad_norm": Limits(SPIKE_ALONE_DEVIATIONS, SPIKE_ALONE_DEVIATIONS, NORM_EXPLODED - 1),
+    "loss": Limits(SPIKE_DEVIATIONS, SPIKE_ALONE_DEVIATIONS, SPIKE_SHARE, SMALL_RISE),
+    "grad_norm": Limits(SPIKE_ALONE_DEVIATIONS, SPIKE_ALONE_DEVIATIONS, NORM_EXPLODED - 1, NORM_EXPLODED - 1),
 }
 
 
@@ -157,7 +165,8 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
     following[: len(values) - BASELINE] = values[BASELINE:]
     blocks = following.reshape(-1, STRIDE)  # (W, STRIDE) the values that are held against each window
     middle = _medians(windows[: len(blocks)])
-    some = np.flatnonzero(blocks.max(1) - middle > limits.share * np.abs(middle))
+    single = blocks.max(1) - middle > limits.share * np.abs(middle)
+    some = np.flatnonzero(single | _mostly(blocks, middle + limits.small * np.abs(middle)))
     if not len(some):
         return []
     usual = middle[some, None]
@@ -166,7 +175,7 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
         deviation = np.where(deviation > 0, deviation, _rare(windows, middle)[some, None])
     above, least = blocks[some] - usual, limits.share * np.abs(usual)
     high = above > np.maximum(limits.deviations * deviation, least)
-    stayed = _stayed(above, deviation, least)
+    stayed = _stayed(above, deviation, least, limits.small * np.abs(usual), _wander(windows, blocks, middle))
     window, place = np.nonzero(high | stayed)
     at = BASELINE + some[window] * STRIDE + place  # rising
     highest = at[high[window, place]]
@@ -200,20 +209,47 @@ def _without_fall(windows: np.ndarray) -> np.ndarray:
     return np.asarray(windows - fall[:, None] * (np.arange(windows.shape[1]) - half + 0.5))
 
 
-def _stayed(above: np.ndarray, deviation: np.ndarray, least: np.ndarray) -> np.ndarray:
+def _wander(windows: np.ndarray, blocks: np.ndarray, middle: np.ndarray) -> float:
+    """By how many deviations of single values the medians of halves of a block leave the usual by themselves.
+
+    Of some blocks, evenly over the run. NaN where these are too few to say.
+    """
+    some = np.unique(np.linspace(0, len(blocks) - 1, min(WANDER_BLOCKS, len(blocks))).astype(int))
+    usual = middle[some, None]
+    deviation = 1.4826 * _medians(np.abs(_without_fall(windows[some]) - usual))[:, None]
+    relative = (_half_medians(blocks[some] - usual) / np.where(deviation > 0, deviation, np.nan)).ravel()
+    relative = relative[np.isfinite(relative)]
+    if len(relative) < LEVELS_LEAST:
+        return math.nan
+    return 1.4826 * float(np.median(np.abs(relative - np.median(relative))))
+
+
+def _mostly(blocks: np.ndarray, over: np.ndarray) -> np.ndarray:
+    """(W,) bool: whether the median of a half of a block (W, STRIDE) is above a value (W,). Without sorting."""
+    high = (blocks > over[:, None]).reshape(len(blocks), -1, LEVEL_VALUES)
+    return np.asarray((np.count_nonzero(high, axis=2) > LEVEL_VALUES // 2).any(1))
+
+
+def _half_medians(above: np.ndarray) -> np.ndarray:
+    """(W, 2) of (W, STRIDE)."""
+    halves = above.reshape(len(above), -1, LEVEL_VALUES)
+    return np.asarray(np.sort(halves, axis=2)[:, :, LEVEL_VALUES // 2 - 1])
+
+
+def _stayed(
+    above: np.ndarray, deviation: np.ndarray, least: np.ndarray, small: np.ndarray, wander: float
+) -> np.ndarray:
     """(W, STRIDE) bool: values of those halves of a block whose median is higher than noise makes medians.
 
+    A rise that is a small share of the usual has to be many deviations of a single value, and not of a median.
     Noise is what medians of so many values do in the whole run: losses that wander by themselves show it there. The
     values are those that lie higher by as much themselves: the first of them is where it began, or next to it.
     """
-    halves = above.reshape(len(above), -1, LEVEL_VALUES)
-    level = np.sort(halves, axis=2)[:, :, LEVEL_VALUES // 2 - 1]
-    known = np.isfinite(level) & (deviation > 0)
-    relative = (level / np.where(deviation > 0, deviation, 1.0))[known]
-    if len(relative) < LEVELS_LEAST:
+    halves, level = above.reshape(len(above), -1, LEVEL_VALUES), _half_medians(above)
+    if math.isnan(wander):
         return np.zeros(above.shape, bool)
-    wander = 1.4826 * float(np.median(np.abs(relative - np.median(relative))))
     limit = np.maximum(max(LEVEL_ERRORS, SPIKE_DEVIATIONS * wander) * deviation, least)
+    limit = np.minimum(limit, np.maximum(SMALL_DEVIATIONS * max(1.0, wander) * deviation, small))
     return np.asarray(((level > limit)[:, :, None] & (halves > limit[:, :, None])).reshape(above.shape))
 
 
@@ -272,7 +308,8 @@ def _described(record: Record, column: StepColumn, rows: np.ndarray, values: np.
     lasting = len(after) >= BASELINE // 2 and float(np.median(after)) > usual
     level, block = float(values[found.peak]), False
     if lasting or back is None or back >= ONE_STEP:
-        end = _end(values[at + 1 : at + 1 + LATER], usual)
+        end = _end(after, usual)
+        end = _end(values[at + 1 : at + 1 + LATER], usual) if end is None else end
         high = values[at : at + 1 + (LATER if end is None else end)]
         level = float(np.median(high))
         if lasting:
