@@ -355,7 +355,10 @@ def _unknown(case: Case) -> tuple[str, str]:
     if case.skip.either:
         why = f"{tensors(facts, 'held NaN')} at a scale of {case.scale}"
         why += f" that had held for {_held(case.skip)}" if case.skip.held > 0 else ""
-        why += f", and its loss of {number_text(facts.loss)} is one of the highest: it overflowed, or backward made NaN"
+        why += ": it overflowed, or backward made NaN, which the gradients do not say"
+        why += f"; loss {number_text(facts.loss)}"
+        if not math.isnan(case.skip.recent_loss):
+            why += f" against a recent median of {number_text(case.skip.recent_loss)}"
         return why, f"Nothing to do if it stays alone: the scale was at its edge. If it recurs: {BACKWARD_REMEDY}"
     why = f"{overflowed} at a scale of {case.scale}, and the record begins too late to say why"
     return why, "Nothing to do if it stays alone; keep the log in the run's folder when it is resumed."

@@ -40,6 +40,9 @@ BENIGN = ("scale_warmup", "growth_probe")
 HOPELESS = ("forward_nonfinite", "nonfinite_parameters", "backward_nonfinite")
 """Causes for which no loss scale helps."""
 
+EITHER = "either"
+"""NaN that backward made, or an overflow: reported as unknown, with what it may be."""
+
 PROBE_STEPS = 10
 """A scale that survived this many unskipped steps (or one growth interval, if shorter) after a growth has held."""
 
@@ -74,7 +77,7 @@ class Skip:
     nan_only: bool  # gradients held NaN and no inf, and the finite ones were far from an overflow
     new_scale: bool  # no step had passed since the start, a scale that was set, or lost state
     loss_follows_scale: bool  # it was not finite at scales above some, as hindsight shows
-    either: bool  # NaN is backward's own, or an overflow's: the record cannot say (see `Rules._either`)
+    either: bool  # NaN is backward's own, or an overflow's: the record cannot say which
     fallen: float  # the highest scale that had held, where this one is `SCALE_FALLEN` or more below it; else NaN
 
 
@@ -186,6 +189,7 @@ class Rules:
         self._note_held(scale, held)
         nan_only = made_in_backward(self._gradients(event), scale, inf_counts=False)
         cause = self._cause(event, held, before, recent, injected is not None, since is not None, nan_only)
+        either, cause = cause == EITHER, "unknown" if cause == EITHER else cause
         row, probe = self._row, self._probe
         new_scale = event.facts.new_scale
         row.scale = scale if math.isnan(new_scale) else new_scale
@@ -218,7 +222,7 @@ class Rules:
             nan_only=nan_only,
             new_scale=self._start is not None and not self._unskipped(at, self._start, self._start_skips, before),
             loss_follows_scale=event.facts.loss_nonfinite and cause in BENIGN,
-            either=cause == "unknown" and row.skips == 1 and self._arose_in_backward(event, held, recent),
+            either=either,
             fallen=self._held_long if scale * SCALE_FALLEN <= self._held_long else math.nan,
         )
         return verdict, self._collapse(cause, nan_only)
@@ -257,7 +261,7 @@ class Rules:
             if unskipped <= slack:
                 return "unknown"
         if self._arose_in_backward(event, held, recent):
-            return "unknown" if self._either(event, recent) else "backward_nonfinite"
+            return EITHER if self._may_have_overflowed(event, held, recent) else "backward_nonfinite"
         probe = min(self._growth_interval, PROBE_STEPS)
         if self._last_change == "scale_growth" and held - slack < probe <= held + self._change_slack:
             return "unknown"
@@ -294,15 +298,18 @@ class Rules:
             return False  # what the scaler did before the record began is not known
         return no_overflow(event.facts, gradients) or nothing_is_spared(event.facts, gradients)
 
-    def _either(self, event: Known, recent: Sequence[float]) -> bool:
-        """Whether NaN that looks like backward's own may be an overflow's all the same: the loss is one of the highest.
+    def _may_have_overflowed(self, event: Known, held: int, recent: Sequence[float]) -> bool:
+        """Whether NaN that looks like backward's own may be an overflow's all the same.
 
-        What overflows behind a normalization is NaN everywhere before it. It does in the batch whose gradients are the
-        longest; NaN of backward's own is in any. Not where the largest finite gradient was far from an overflow.
+        What overflows behind a normalization is NaN everywhere before it. It does right after a growth, or in the batch
+        whose gradients are the longest, and so is its loss; NaN of backward's own is in any. Not where the largest
+        finite gradient was far from an overflow.
         """
-        if len(recent) < 10 or made_in_backward(self._gradients(event), event.facts.loss_scale, inf_counts=False):
+        if made_in_backward(self._gradients(event), event.facts.loss_scale, inf_counts=False):
             return False
-        return sum(event.facts.loss > loss for loss in recent) >= EITHER_SHARE * len(recent)
+        if self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS):
+            return True
+        return len(recent) >= 10 and sum(event.facts.loss > loss for loss in recent) >= EITHER_SHARE * len(recent)
 
     def _gradients(self, event: Known) -> Gradients | None:
         facts = event.facts
