@@ -343,3 +343,41 @@ def test_scalars_with_a_norm_of_nan_and_no_scale_that_comes_down_tell_of_no_bad_
     assert "bad_batch" not in {event.cause for event in run.events}
     assert not any("clip the gradients harder" in finding.remedy for finding in run.findings)
     assert np.isnan(run.steps["grad_norm"]).any() or np.isinf(run.steps["grad_norm"]).any()
+
+
+# -- clipping by value -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "severity", "words"),
+    [
+        (0.0, "error", "0 sets every gradient to 0"),
+        (-1.0, "warning", "a negative one sets every element to it"),
+        (0.1, None, ""),
+        (1e-6, None, ""),  # every element is clipped: one magnitude, and no longer than it was
+    ],
+)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_clip_by_value_that_leaves_nothing_or_reverses_is_reported(
+    value: float, severity: str | None, words: str, scaled: bool, tmp_path: Path
+):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=16.0)
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path):
+        for step in range(60):
+            optimizer.zero_grad()
+            x = torch.randn(16, 8)
+            scaler.scale((model(x) - x[:, :4]).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_value_(model.parameters(), value if step >= 20 else 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+    (run,) = tbnum.read(tmp_path).values()
+    found = {finding.rule: finding for finding in run.findings}
+    if severity is None:
+        assert "clip_value_invalid" not in found
+        return
+    assert found["clip_value_invalid"].severity == severity and found["clip_value_invalid"].steps[0] == 20
+    assert words in found["clip_value_invalid"].remedy

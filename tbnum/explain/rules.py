@@ -22,7 +22,7 @@ from tbnum.explain.parameters import SpoiledUpdate
 from tbnum.explain.past import Past
 from tbnum.explain.record import SCALE_CHANGES, scaler_settings
 from tbnum.explain.thresholds import (
-    BACKWARD_LARGEST_OF_SOME,
+    BACKWARD_LARGEST_OF_ALL,
     EDGE_DEVIATIONS,
     EDGE_PROBED,
     EITHER_SHARE,
@@ -337,7 +337,7 @@ class Rules:
             and (loss_is_usual(event.facts.loss, recent, deviations) or self._loss_recurs(event, recent, after=True))
             and self._norms_are_usual(event)
             and gradients is not None
-            and (gradients.inf > 0 or gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_SOME)
+            and (gradients.inf > 0 or gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_ALL)
         )
 
     def _loss_recurs(self, event: Known, recent: Sequence[float], after: bool = False) -> bool:
