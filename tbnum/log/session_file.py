@@ -313,10 +313,8 @@ class SessionFile(FollowedFile):
 def batch_of(files: Sequence[SessionFile], step: int) -> np.ndarray | None:
     """The ids (N,) of the samples of a step, of the session whose step it is; None where it does not have them."""
     for file, cut in zip(reversed(files), reversed(cuts([file.start for file in files])), strict=True):
-        if cut is None or step < cut:
-            ids = file.batch(step)
-            if ids is not None or (file.start is not None and file.start <= step):
-                return ids
+        if (cut is None or step < cut) and (ids := file.batch(step)) is not None:
+            return ids
     return None
 
 

@@ -1,0 +1,119 @@
+"""Faults of one line of a later sample that every other test let pass, as in `test_survivors`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from tbnum.explain import explain_run, findings
+from tbnum.explain.level_findings import _noise_of_levels
+from tbnum.explain.predict import next_overflow
+from tbnum.log import scalar_ends
+from tbnum.log.record_file import RecordTail
+from tbnum.log.scalar_ends import _Ends, wanted
+from tbnum.log.scalar_log import TAGS_LISTED, missing_tag
+from tbnum.log.schema import MOST_RANKS, Event, check_session
+from tbnum.log.tensors import _rounded_shares
+from tensorboard_plugin_tbnum.judging import _leaves
+from tests.test_explain import FakeRun, Loop, skips
+
+# -- explain -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scatter", [1e-3, 1.0, 100.0])
+def test_levels_differ_by_no_less_than_what_scatters_in_a_window_lets_two_medians_differ(scatter: float) -> None:
+    values = scatter * np.random.default_rng(0).standard_normal(1000)
+    windows = np.sort(values.reshape(10, 100), axis=1)
+    medians = np.median(scatter * np.random.default_rng(1).standard_normal((2000, 2, 100)), axis=2)
+    differs = float(np.std(medians[:, 0] - medians[:, 1]))
+    assert 0.8 * differs < _noise_of_levels(values[:30], windows) < 1.2 * differs  # too few for what wanders
+
+
+def test_what_to_do_about_parameters_that_are_not_finite_is_what_their_first_skip_says() -> None:
+    events = [
+        Event(step, 0.0, "skip", severity="error", cause="nonfinite_parameters", remedy=f"Go back before step {step}.")
+        for step in (3, 8)
+    ]
+    steps = {"step": np.arange(10), "skipped": np.isin(np.arange(10), (3, 8)), "loss": np.full(10, math.nan)}
+    (found,) = [each for each in findings(FakeRun(steps), events) if each.rule == "nonfinite_parameters"]
+    assert (found.remedy, found.steps) == ("Go back before step 3.", (3, 8))
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_how_long_the_scale_below_had_held_is_evidence_of_a_probe_and_of_nothing_else(grown: bool) -> None:
+    loop = Loop(growth_interval=50 if grown else 2000)
+    loop.steps(50)
+    loop.step(overflow=True)
+    (skip,) = skips(explain_run(loop.run()))
+    assert skip.cause == ("growth_probe" if grown else "bad_batch")
+    assert skip.data["evidence"].get("held_before_growth") == (50 if grown else None)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0**-10])
+def test_the_next_overflow_of_a_scale_below_one_is_foreseen_too(scale: float) -> None:
+    steps = {"step": np.arange(301), "growth_tracker": np.full(301, 7.0), "loss_scale": np.full(301, scale)}
+    record: Any = SimpleNamespace(meta={"scaler": {"growth_interval": 20, "growth_factor": 2.0}}, steps=steps)
+    found = next_overflow(record, [Event(290, 0.0, "skip", cause="growth_probe", data={"loss_scale": 4 * scale})])
+    assert found is not None and (found.step, found.growths, found.scale) == (333, 2, 4 * scale)
+
+
+# -- log ---------------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_long_scalar_log_a_few_rounds_through_its_tags_and_its_end_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(6000):
+            writer.add_scalar("loss", 1.0, step)
+    (path,) = tmp_path.iterdir()
+    taken: list[int] = []
+
+    class Counting(scalar_ends.EventFile):
+        def take(self, data: Any) -> None:
+            taken.append(len(data))
+            super().take(data)
+
+    monkeypatch.setattr(scalar_ends, "EventFile", Counting)
+    ends = _Ends()
+    assert ends.read(path, wanted(None), recognised=True)
+    (first,), (last,) = ends.first, ends.last
+    assert (first.step, last.step) == (0, 5999)
+    of_the_end = len(list(RecordTail(path, path.stat().st_size - scalar_ends.TAIL_BYTES).read()))
+    assert 10 < len(taken) - of_the_end < 40
+
+
+def test_a_share_is_rounded_to_the_nearest_and_halfway_to_the_even_one() -> None:
+    upper = np.array([0x3E80, 0x3E81, 0x3F00, 0x3F01], np.uint32)
+    for lower, up in ((0x7FFF, [0, 0, 0, 0]), (0x8000, [0, 1, 0, 1]), (0x8001, [1, 1, 1, 1])):
+        values = ((upper << np.uint32(16)) | np.uint32(lower)).view(np.float32).astype(np.float64)
+        np.testing.assert_array_equal(_rounded_shares(values), upper + np.array(up, np.uint32))
+
+
+@pytest.mark.parametrize("ranks", [0, -1, MOST_RANKS + 1, 1 << 40])
+def test_a_number_of_ranks_that_cannot_be_is_refused(ranks: int) -> None:
+    check_session({"world_size": MOST_RANKS})
+    with pytest.raises(ValueError, match=f"its world_size is {ranks}"):
+        check_session({"world_size": ranks})
+
+
+def test_of_many_tags_those_that_are_not_listed_are_counted() -> None:
+    tags = [f"tag{number:02}" for number in range(TAGS_LISTED + 7)]
+    assert missing_tag("loss", "objective", tags).endswith(f"'{tags[TAGS_LISTED - 1]}' and 7 more")
+    assert missing_tag("loss", "objective", tags[:TAGS_LISTED]).endswith(f"'{tags[TAGS_LISTED - 1]}'")
+
+
+# -- plugin ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_outside_of_the_seeds_in_its_last_stretch_alone_has_not_left_them() -> None:
+    seeds = [np.array([1.0, 1.0, 1.0, 1.0]) + each for each in (-0.01, 0.0, 0.01)]
+    edges = np.array([0.0, 10.0, 20.0, 30.0, 40.0])
+    assert _leaves("loss", np.array([1.0, 1.0, 1.0, 5.0]), seeds, edges) is None
+    assert _leaves("loss", np.array([1.0, 1.0, 5.0, 5.0]), seeds, edges) == 20
