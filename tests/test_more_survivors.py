@@ -14,10 +14,13 @@ from torch.utils.tensorboard import SummaryWriter
 from tbnum.explain import explain_run, findings
 from tbnum.explain.level_findings import _noise_of_levels
 from tbnum.explain.predict import next_overflow
+from tbnum.explain.spikes import LIMITS, STRIDE, find_spikes
+from tbnum.explain.thresholds import BASELINE
 from tbnum.log import scalar_ends
 from tbnum.log.record_file import RecordTail
 from tbnum.log.scalar_ends import _Ends, wanted
 from tbnum.log.scalar_log import TAGS_LISTED, missing_tag
+from tbnum.log.scale_changes import _Factors
 from tbnum.log.schema import MOST_RANKS, Event, check_session
 from tbnum.log.tensors import _rounded_shares
 from tensorboard_plugin_tbnum.judging import _leaves
@@ -63,6 +66,13 @@ def test_the_next_overflow_of_a_scale_below_one_is_foreseen_too(scale: float) ->
     assert found is not None and (found.step, found.growths, found.scale) == (333, 2, 4 * scale)
 
 
+@pytest.mark.parametrize("blocks", [2, 40])
+def test_whether_a_level_is_high_is_said_of_a_run_that_shows_what_its_levels_do_by_themselves(blocks: int) -> None:
+    values = 2 + 0.1 * np.random.default_rng(3).standard_normal(BASELINE + blocks * STRIDE)
+    values[-STRIDE:] += 0.6  # no single value of them is far outside
+    assert [found.level for found in find_spikes(values, LIMITS["loss"])] == ([True] if blocks == 40 else [])
+
+
 # -- log ---------------------------------------------------------------------------------------------------------------
 
 
@@ -94,6 +104,12 @@ def test_a_share_is_rounded_to_the_nearest_and_halfway_to_the_even_one() -> None
     for lower, up in ((0x7FFF, [0, 0, 0, 0]), (0x8000, [0, 1, 0, 1]), (0x8001, [1, 1, 1, 1])):
         values = ((upper << np.uint32(16)) | np.uint32(lower)).view(np.float32).astype(np.float64)
         np.testing.assert_array_equal(_rounded_shares(values), upper + np.array(up, np.uint32))
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.0, 4.0])
+def test_a_scale_that_grows_by_another_factor_than_two_grows(factor: float) -> None:
+    factors = _Factors.of([(1 / factor, 1)] * 5 + [(2.0, 1)], None)
+    assert factors.growth == pytest.approx(factor, rel=1e-5) and factors.backoff == 2.0
 
 
 @pytest.mark.parametrize("ranks", [0, -1, MOST_RANKS + 1, 1 << 40])
