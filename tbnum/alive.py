@@ -42,4 +42,9 @@ class Alive(Generic[_T]):
 
     def members(self) -> list[_T]:
         """Those of this moment."""
-        return [member for ref in self._refs.copy().values() if (member := ref()) is not None]
+        members: list[_T] = []
+        for ref in list(self._refs.values()):  # which no other thread can come into
+            member = ref()
+            if member is not None:
+                members.append(member)
+        return members

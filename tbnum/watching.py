@@ -57,6 +57,7 @@ class Watching:
         self._interval = interval
         self._coverage = Coverage(modules, optimizers.values())
         self._uncovered: dict[str, Any] | None = None  # not in the record yet: only a step knows where a session begins
+        self._next_step = 0
         self._look_at_coverage(0)
 
     def watch_buffers(self, modules: Mapping[str, nn.Module], observer: StepObserver, recorder: Recorder) -> None:
@@ -68,14 +69,17 @@ class Watching:
 
     def step_closes(self, next_step: int, observer: StepObserver) -> None:
         """The step before `next_step` is about to close."""
-        if next_step % self._interval == 0:
+        self._next_step = next_step
+        at_interval = next_step % self._interval == 0
+        if at_interval:
             self._look_at_coverage(next_step - 1)
         if self._uncovered is not None:
             observer.observe("untrained_parameters", self._uncovered)
             self._uncovered = None
         self._starts.step_begins(observer.scaler)
         for watch in self._watches:
-            watch.step_begins(next_step)
+            if watch.is_awake or at_interval:
+                watch.step_begins(next_step)
 
     def report_unused(self, name: str, backwards: int, observer: StepObserver) -> None:
         """So many backwards wrote to the gradients of an optimizer that never steps."""
@@ -103,6 +107,7 @@ class Watching:
     def finish(self) -> None:
         """A last look, while events can still be written."""
         if self._buffers is not None:
+            self._buffers.reached(self._next_step)
             self._buffers.finish()
 
     def stop(self) -> None:

@@ -53,8 +53,17 @@ class BufferWatch(Watcher):
     def begin(self) -> None:
         self.look()
 
-    def step_begins(self, step: int) -> None:
+    @property
+    def is_awake(self) -> bool:
+        """Whether there is something to look at beside a skip: else an interval is soon enough."""
+        return bool(self._names) or self._look is not None
+
+    def reached(self, step: int) -> None:
+        """The steps before this one have closed."""
         self._step = step - 1
+
+    def step_begins(self, step: int) -> None:
+        self.reached(step)
         if self._look is not None or step % self._interval == 0 or self._skipped() != self._skips:
             self._look_again(step)
 

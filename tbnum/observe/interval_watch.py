@@ -85,6 +85,8 @@ class IntervalWatch(ModuleWatch):
 class IntervalWatches:
     """Several of them as one."""
 
+    is_awake = True  # to be told of every step
+
     def __init__(self, watches: Sequence[IntervalWatch]) -> None:
         self._watches = tuple(watches)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +17,7 @@ from tbnum.observe.transfer import capturing
 __all__ = ["Kept", "Moment", "StepStarts", "parameters_of_all"]
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """Random state and loss scale, as they were when a step began."""
 
     random_state: Mapping[str, Tensor]  # by device

@@ -82,6 +82,11 @@ class Sentinels(ModuleWatch):
         self._landing: deque[tuple[int, list[_Watched], Transfer]] = deque()
 
     @property
+    def is_awake(self) -> bool:
+        """Whether to be told of the next step."""
+        return self._step is not None
+
+    @property
     def armed(self) -> bool:
         return self._left > 0
 
