@@ -74,7 +74,9 @@ class Tbnum(Watch):
     def attach(self, training: Any, folder: Path) -> None:
         # The defaults are left to tbnum: were they changed, it should be seen in the figures.
         given: dict[str, Any] = {} if self._intervals == DEFAULTS else self._intervals
-        self._monitor = tbnum.wrap(training.optimizer, training.scaler, model=training.model, logdir=folder, **given)
+        self._monitor = tbnum.wrap(
+            training.optimizer, training.scaler, model=training.model, logdir=folder, verbose=False, **given
+        )
 
     def detach(self) -> None:
         assert self._monitor is not None

@@ -333,3 +333,22 @@ def test_of_a_closure_that_is_called_several_times_the_first_loss_counts_also_wh
     assert all(len(calls) > 1 for calls in losses)
     assert run.steps["loss"].tolist() == pytest.approx([calls[0] for calls in losses])
     assert run.steps["micro_batches"].tolist() == [1, 1, 1]
+
+
+def test_a_scaler_at_the_address_of_one_that_is_gone_has_set_no_scale(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    addresses = list[int]()
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, verbose=False):
+        for number in range(40):
+            scaler = scaler_for(2.0 ** (number % 8 + 1))
+            addresses.append(id(scaler))
+            for _ in range(2):
+                scaler.scale(model(torch.ones(1, 3)).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            del scaler
+            gc.collect()
+    assert len(set(addresses)) < len(addresses), "no address came twice: the test shows nothing"
+    assert not [event for event in run_of(tmp_path).events if event.kind == "scale_set"]

@@ -81,7 +81,7 @@ def norms_of(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> lis
     overflow float32 (beyond about 1e19) give inf, and those whose squares vanish in it (below about 1e-22) count as
     zero; in float64 neither happens.
     """
-    if dtype is None and _are_plain(tensors):
+    if dtype is None and are_plain(tensors):
         return [TensorNorms(range(len(tensors)), torch.stack(torch._foreach_norm(list(tensors), 2)), in_order=True)]
     return _norms_of_any(tensors, dtype) if tensors else []
 
@@ -102,7 +102,7 @@ def _norms_of_any(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[
     return [TensorNorms(index, _stack(norms)) for index, norms in by_device.values()]
 
 
-def _are_plain(tensors: Sequence[Tensor]) -> bool:
+def are_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether torch measures them well as they are: the common case, found in 0.2 microseconds a tensor."""
     kinds = set(map(_kind_of, tensors))
     return len(kinds) == 1 and kinds <= _PLAIN and max(map(Tensor.numel, tensors)) <= _CHUNK_ABOVE

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tbnum.observe.attempt import Attempt, Named, Update
 from tbnum.observe.given_up import decided_by_values
-from tbnum.observe.landing import Pending
+from tbnum.observe.landing import Note, Pending
 from tbnum.observe.loader import BatchIds
 from tbnum.observe.records import Observation, StepRecord
 from tbnum.observe.track import Track
@@ -43,7 +43,7 @@ class Assembly:
         self.lock = threading.RLock()  # steps may be handed on by the thread of the log too
         self._finished: dict[str, Attempt] = {}
         self._named: Named = {}
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[Pending | Note] = deque()
         self._quiet: list[StepRecord] = []  # taken, and not handed on yet
         self._handed_on_at = time.monotonic()
 
@@ -59,6 +59,11 @@ class Assembly:
             if track.name not in self._finished and track._optimizer() is not None:
                 return
         self.close(None)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing of the next step is known yet, and the number of each before it is."""
+        return not (self._finished or self._named or any([pending.is_undecided for pending in self._pending]))
 
     def name_loss(self, name: str, loss: Number) -> None:
         self._named.setdefault(name, []).append(loss)
@@ -91,6 +96,14 @@ class Assembly:
         """An attempt was no step: the samples that it used are those of none, unless it was a part of one."""
         if not self._finished:
             self.batch_ids.aside()
+
+    def note(self, note: Note) -> None:
+        """A step that went the usual way has closed."""
+        self._on_close(note.step + 1)
+        self._pending.append(note)
+        self.next_step = note.step + 1
+        if len(self._pending) >= ROWS_AT_ONCE or time.monotonic() - self._handed_on_at > SECONDS_AT_MOST:
+            self.drain()
 
     def _settle(self, pending: Pending) -> None:
         self._pending.append(pending)
@@ -137,10 +150,11 @@ class Assembly:
         if records:
             self._on_steps(records)
 
-    def _take(self, pending: Pending) -> None:
+    def _take(self, pending: Pending | Note) -> None:
         """One that is quiet waits for others; any other is handed on by itself, after those."""
         record, scales = pending.land()
-        if record is not None and record.is_quiet:
+        if isinstance(pending, Note) or (record is not None and record.is_quiet):
+            assert record is not None
             self._quiet.append(record)
             return
         self._hand_on_quiet()

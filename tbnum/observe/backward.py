@@ -50,19 +50,26 @@ def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
                 for observer in _patch_point.observers():
                     observer.losses.graph_of_gradients(roots)
             return original(roots, gradients, *args, **kwargs)
-        begun = [
-            (observer.losses, observer.losses.backward_begins(roots, gradients))
-            for observer in _patch_point.observers()
-        ]
+        begun: list[tuple[StepObserver, Any]] = []
+        for observer in _patch_point.observers():
+            usual = observer.usual
+            if usual.backward_begins(roots, gradients):
+                begun.append((observer, usual))
+            elif not usual.is_elsewhere(roots):
+                begun.append((observer, observer.losses.backward_begins(roots, gradients)))
         failed = _thread.is_inside = True
         try:
             result = original(roots, gradients, *args, **kwargs)
             failed = False
         finally:
             _thread.is_inside = False
-            for losses, running in begun:
+            for observer, running in begun:
+                if running is observer.usual:
+                    if not failed and observer.usual.backward_ended():
+                        continue
+                    running = observer.losses.running  # it went over to the long way
                 if running is not None:
-                    losses.backward_ended(running, failed)
+                    observer.losses.backward_ended(running, failed)
         return result
 
     return engine_run_backward

@@ -46,10 +46,13 @@ class _Clip:
     def begins(self) -> None:
         """The gradients are about to be multiplied."""
         if self.touched is None:
-            self.touched = [
-                (observer, observer.clips.begins(self.parameters, self.max_norm, self.taken) or {})
-                for observer in _patch_point.observers()
-            ]
+            self.touched = []
+            for observer in _patch_point.observers():
+                if observer.usual.clip_begins(self.parameters, self.max_norm, self.taken):
+                    self.touched.append((observer, None))
+                elif not observer.usual.is_no_part(self.parameters):
+                    names = observer.clips.begins(self.parameters, self.max_norm, self.taken) or {}
+                    self.touched.append((observer, names))
 
     def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _thread.clip = self
@@ -64,6 +67,10 @@ class _Clip:
     def ended(self, total_norm: Any) -> None:
         known = total_norm if isinstance(total_norm, Tensor) else None
         for observer, names in self.touched or ():
+            if names is None:
+                if observer.usual.clip_ended(known):
+                    continue
+                names = observer.usual.clipped
             observer.clips.ended(names, self.max_norm, known, is_2_norm=self.is_2_norm)
 
 

@@ -21,7 +21,7 @@ from tbnum.observe.track import Track
 from tbnum.observe.transfer import Number, capturing, hold
 from tbnum.observe.watcher import Part, harmless
 
-__all__ = ["Clips", "Cover"]
+__all__ = ["Clips", "Cover", "coefficient_of"]
 
 
 class Cover(enum.Enum):
@@ -220,10 +220,10 @@ def _note_coefficient(
     elif attempt.clip_is_derived:
         attempt.uncertain = True
     else:
-        attempt.coefficients.append(_coefficient(max_norm, hold(total_norm)))
+        attempt.coefficients.append(coefficient_of(max_norm, hold(total_norm)))
 
 
-def _coefficient(max_norm: float, total_norm: Number) -> Number:
+def coefficient_of(max_norm: float, total_norm: Number) -> Number:
     """torch's rule: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html"""
     coefficient = max_norm / (total_norm + 1e-6)
     if isinstance(coefficient, Tensor):

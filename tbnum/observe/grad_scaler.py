@@ -132,14 +132,16 @@ def _unscale_(original: Callable[..., Any], scaler: Any, optimizer: Any, *args: 
             observer.scalers.unscale_refused(scaler, optimizer)
         raise
     for observer in observers:
-        observer.scalers.unscaled(scaler, optimizer)
+        if not observer.usual.unscaled(scaler, optimizer) and not observer.usual.is_others(optimizer):
+            observer.scalers.unscaled(scaler, optimizer)
     return result
 
 
 def _step(original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     observers = _patch_point.observers()
     for observer in observers:
-        observer.scalers.step_begins(scaler, optimizer)
+        if not observer.usual.scaler_step_begins(scaler, optimizer) and not observer.usual.is_others(optimizer):
+            observer.scalers.step_begins(scaler, optimizer)
     failed = True
     try:
         result = original(scaler, optimizer, *args, **kwargs)
@@ -147,16 +149,26 @@ def _step(original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any,
         return result
     finally:
         for observer in observers:
-            observer.scalers.step_ended(scaler, optimizer, failed)
+            if failed or not observer.usual.scaler_step_ended(scaler, optimizer):
+                observer.scalers.step_ended(scaler, optimizer, failed)
 
 
 def _update(original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
     new_scale = args[0] if args else kwargs.get("new_scale")
-    begun = [(observer, observer.scalers.update_begins(scaler, new_scale)) for observer in _patch_point.observers()]
+    begun: list[tuple[StepObserver, Any]] = []
+    for observer in _patch_point.observers():
+        usual = observer.usual
+        if usual.update_begins(scaler, new_scale):
+            begun.append((observer, usual))
+        elif not usual.is_others_scaler(scaler):
+            begun.append((observer, observer.scalers.update_begins(scaler, new_scale)))
     result = original(scaler, *args, **kwargs)
     for observer, update in begun:
+        if update is observer.usual:
+            update = observer.usual.update_ended(scaler)
         if update is not None:
             observer.scalers.update_ended(scaler, update)
+            observer.usual.finished()
     return result
 
 

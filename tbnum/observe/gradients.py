@@ -75,6 +75,11 @@ class Gradients(NamedTuple):
         there = [gradient for gradient in every if gradient is not None]
         return Gradients(count, places, there, _versions(there))
 
+    @staticmethod
+    def of_these(gradients: list[Tensor], versions: list[int]) -> Gradients:
+        """Where every parameter has one."""
+        return Gradients(len(gradients), range(len(gradients)), gradients, versions)
+
     def marks(self) -> Marks:
         """What shows later whether these are the same and unwritten, and keeps none of them alive."""
         return list(map(id, self.tensors)), self.versions

@@ -85,7 +85,7 @@ class IntervalWatch(ModuleWatch):
 class IntervalWatches:
     """Several of them as one."""
 
-    is_awake = True  # to be told of every step
+    is_awake = True  # each step may be one to look at, or the one after
 
     def __init__(self, watches: Sequence[IntervalWatch]) -> None:
         self._watches = tuple(watches)

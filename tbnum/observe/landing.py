@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -17,7 +19,7 @@ from tbnum.observe.records import OptimizerRecord, Shares, StepRecord
 from tbnum.observe.shards import Parts
 from tbnum.observe.transfer import Transfer, tensors_in
 
-__all__ = ["Pending"]
+__all__ = ["Note", "Pending"]
 
 
 _NOTHING_SENT = Transfer(())
@@ -128,6 +130,51 @@ class Pending:
             own = losses if len(attempts) == 1 else _known_losses([attempt])
             one.loss = sum(_values(own, host)) if own else UNKNOWN
         return record, scales
+
+
+@dataclass(eq=False, slots=True)
+class Note:
+    """A step that has closed, of which the host knew at once that there is nothing to report: as `Pending` is used."""
+
+    optimizer: str
+    step: int
+    wall_time: float
+    losses: list[float]
+    norms: Tensor  # (P,)
+    grad_norm: float
+    rates: list[float]
+    is_lost: bool  # somebody wrote to the gradients in the step
+    max_norm: float | None  # of a clip
+    coefficient: float | None
+    loss_scale: float
+    growth_tracker: float  # NaN without a scaler
+    new_scale: float | None
+    sample_ids: np.ndarray | None
+
+    is_quiet: ClassVar[bool] = True
+    is_undecided: ClassVar[bool] = False
+    is_under_way: ClassVar[bool] = False
+
+    def ready(self) -> bool:
+        return True
+
+    def makes_events(self) -> bool:
+        return False
+
+    def land(self) -> tuple[StepRecord, None]:
+        one = OptimizerRecord(tensors=len(self.norms), lr=self.rates, grad_norm=self.grad_norm, loss=sum(self.losses))
+        one.nonfinite_tensors, one.grad_norms, one.norms_taken = 0.0, self.norms.numpy(), BY_PASS
+        one.grad_norm_clipped = self.grad_norm
+        if self.max_norm is not None and self.coefficient is not None:
+            one.max_norm, one.clip_coef, one.norms_taken = self.max_norm, self.coefficient, BY_CLIP
+            one.grad_norm_clipped *= self.coefficient
+        if self.is_lost:
+            one.grad_norm_clipped = UNKNOWN
+        record = StepRecord(self.step, self.wall_time, one.loss, len(self.losses), losses=self.losses, is_quiet=True)
+        record.loss_scale, record.growth_tracker = self.loss_scale, self.growth_tracker
+        record.new_scale, record.sample_ids = self.new_scale, self.sample_ids
+        record.optimizers[self.optimizer] = one
+        return record, None
 
 
 def _known_losses(attempts: Sequence[Attempt]) -> list[Loss]:

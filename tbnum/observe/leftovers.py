@@ -29,7 +29,7 @@ class Leftovers:
     """Of one optimizer."""
 
     def __init__(self) -> None:
-        self._is_suspected = False
+        self.is_suspected = False
         self._used: list[Number] = []  # norms of some gradients after the last step
         self._candidate: _Look | None = None
         self._looks: deque[_Look] = deque()
@@ -37,7 +37,7 @@ class Leftovers:
 
     def stepped(self, gradients: Gradients) -> str | None:
         """The optimizer has used these. The kind of mistake that this makes sure, once."""
-        if not self._is_suspected:
+        if not self.is_suspected:
             return None
         mistake = self._were_used()
         self._used = gradients.norms_of_some()
@@ -45,7 +45,7 @@ class Leftovers:
 
     def found(self, kind: str, gradients: Gradients) -> None:
         """The gradients of the last step are there, unwritten as far as their versions say. They may go yet."""
-        self._is_suspected = True
+        self.is_suspected = True
         self._candidate = None
         if self._used and self._sure[kind] < SURE:
             found = gradients.norms_of_some()

@@ -155,6 +155,7 @@ class BatchIds:
     """
 
     def __init__(self, loader: DataLoader[Any] | None = None, models: Sequence[nn.Module] = ()) -> None:
+        self.is_used = loader is not None  # else, until ids are logged, there is nothing to follow
         self._epochs: list[_Epoch] = []  # of those that are open, oldest first
         self._gathered: list[Any] = []  # indices of the batches that the attempt has used
         self._aside: list[Any] = []  # of the attempt before, where that was no step
@@ -186,6 +187,7 @@ class BatchIds:
     def log(self, ids: Any) -> None:
         """Ids of the attempt that is open, or opens next, in place of the loader's."""
         self._logged.append(checked_ids(ids))
+        self.is_used = True
 
     def backward(self) -> None:
         """A backward of the optimizer's loss begins."""

@@ -96,6 +96,11 @@ class Loop(Watcher):
 
     # -- whose turn it is ----------------------------------------------------------------------------------------
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is known to run in this thread, and in no other."""
+        return not self._strangers and threading.get_ident() == self._thread
+
     def enters(self) -> None:
         """One of the optimizers steps in this thread: the loop runs here."""
         self._thread = threading.get_ident()

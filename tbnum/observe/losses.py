@@ -7,6 +7,7 @@ one that passes through another model's parameters belongs to that model's attem
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,16 +30,16 @@ from tbnum.observe.watcher import Part, harmless
 __all__ = ["Losses", "Running"]
 
 
+_NARROW = (torch.float16, torch.bfloat16)
+
+
 class Running:
     """A call of the engine that is under way. The loss is read when it is first known to be somebody's."""
 
-    def __init__(self, roots: Sequence[Any], gradients: Sequence[Any], loop: Loop) -> None:
-        self.roots, self.gradients = roots, gradients
-        self.before: list[tuple[Track, Gradients]] = []
-        for track in loop.tracks.values():
-            optimizer = track._optimizer()
-            if optimizer is not None:
-                self.before.append((track, Gradients.of(optimizer)))
+    def __init__(
+        self, roots: Sequence[Any], gradients: Sequence[Any], loop: Loop, before: list[tuple[Track, Gradients]]
+    ) -> None:
+        self.roots, self.gradients, self.before = roots, gradients, before
         self._loop = loop
         self._loss: Loss | None = None
         self.scaled: Scaled | None = None
@@ -64,10 +65,32 @@ class Losses(Part):
         super().__init__(loop)
         self._loop = loop
         self._running: Running | None = None
-        self._checked_scalers: set[int] = set()
+        self._checked_scalers: dict[int, weakref.ref[torch.amp.GradScaler]] = {}  # by id, which others may get later
         self._caches = Caches()
         self._follows_scale = False  # the next loss may be made of gradients of a scaled one
         self._has_depth = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to find out about the next loss but its value."""
+        return self._has_depth and not (self._follows_scale or self._caches.has_leaves)
+
+    def is_checked(self, scaled: Scaled) -> bool:
+        """Whether nothing is to be said of its scaler, or of its type."""
+        return scaled.dtype not in _NARROW and self._has_checked(scaled.scaler)
+
+    def _has_checked(self, scaler: torch.amp.GradScaler) -> bool:
+        ref = self._checked_scalers.get(id(scaler))
+        return ref is not None and ref() is scaler
+
+    def goes_on(self, roots: Sequence[Any], gradients: Sequence[Any], before: list[tuple[Track, Gradients]]) -> None:
+        """A backward is under way that the usual way saw begin."""
+        self._running = Running(roots, gradients, self._loop, before)
+
+    @property
+    def running(self) -> Running | None:
+        """The backward that has begun and not ended."""
+        return self._running
 
     @property
     def is_running(self) -> bool:
@@ -102,7 +125,12 @@ class Losses(Part):
         loop = self._loop
         if capturing() or loop.is_elsewhere(roots) or loop.is_inside_a_step():
             return None
-        running = Running(roots, gradients, loop)
+        before: list[tuple[Track, Gradients]] = []
+        for track in loop.tracks.values():
+            optimizer = track._optimizer()
+            if optimizer is not None:
+                before.append((track, Gradients.of(optimizer)))
+        running = Running(roots, gradients, loop, before)
         running.is_surrogate = self._caches.has_leaves and self._caches.are_behind(roots)
         for track, there in running.before:
             if track.open is None and not there.tensors:
@@ -199,12 +227,12 @@ class Losses(Part):
     def _check(self, scaled: Scaled, roots: Sequence[Any]) -> None:
         """Once a scaler."""
         scaler, loop = scaled.scaler, self._loop
-        if scaled.dtype in (torch.float16, torch.bfloat16):
+        if scaled.dtype in _NARROW:
             dtype = str(scaled.dtype).removeprefix("torch.")
             loop.report_once("loss_low_precision", {"dtype": dtype, "where": users_line()})
-        if id(scaler) in self._checked_scalers:
+        if self._has_checked(scaler):
             return
-        self._checked_scalers.add(id(scaler))
+        self._checked_scalers[id(scaler)] = weakref.ref(scaler)
         if scaler is not loop.scaler:
             loop.found(scaler)
         dtypes = set().union(*(dtypes_behind(root) for root in roots if isinstance(root, Tensor)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,7 +16,17 @@ __all__ = ["Moments"]
 
 LOOKS = 16  # at moments that were written to and are as they should be, after which that is the loop's habit
 
-_Mark = tuple[str, int, int]  # name in the state, id, version
+
+class _Marks(NamedTuple):
+    """Of what the optimizer keeps of a parameter: what shows whether it is the same, and unwritten."""
+
+    parameter: int  # its id; 0 where no parameter has a state
+    names: list[str]
+    ids: list[int]
+    versions: list[int]
+
+
+_NONE = _Marks(0, [], [], [])
 
 
 class _Look(NamedTuple):
@@ -31,21 +42,36 @@ class Moments:
     """
 
     def __init__(self) -> None:
-        self._parameter = 0  # id of the one that is looked at
-        self._marks: list[_Mark] = []  # of what the last step left
+        self._begun = _NONE  # as the step that is under way found them
+        self._left = _NONE  # as the last step left them
+        self._writes: list[int] | None = None  # by how much a step raised each version; None where it put others there
         self._looks: deque[_Look] = deque()
         self._habit = 0
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """What the step has left."""
-        self._parameter, self._marks = _first(optimizer.state)
+        begun, self._left = self._begun, _marks_of(optimizer)
+        is_same = begun.ids == self._left.ids
+        self._writes = list(map(operator.sub, self._left.versions, begun.versions)) if is_same else None
+
+    def stepped_as_before(self) -> None:
+        """The step that is under way writes to them as the one before did: if not, the next finds them touched."""
+        parameter, names, ids, versions = self._begun
+        if self._writes is not None:
+            self._left = _Marks(parameter, names, ids, list(map(operator.add, versions, self._writes)))
+
+    def are_as_left(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether all of `lost` is said with that, and of `stepped` with `stepped_as_before`."""
+        self._begun = _marks_of(optimizer)
+        return self._begun == self._left and self._writes is not None and not self._looks
 
     def lost(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Before a step: the names of moments that the step before has left, and that are gone or zero now.
 
         Where a device has them they are known some steps later.
         """
-        if self._marks and _first(optimizer.state) != (self._parameter, self._marks):
+        self._begun = _marks_of(optimizer)
+        if self._left.names and self._begun != self._left:
             gone = self._look(optimizer)
             if gone:
                 return gone
@@ -54,17 +80,18 @@ class Moments:
     def _look(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """They were written to, or are others. Names of those that are gone."""
         every = (each for group in optimizer.param_groups for each in group["params"])
-        parameter = next((each for each in every if id(each) == self._parameter), None)
+        parameter = next((each for each in every if id(each) == self._left.parameter), None)
         if parameter is None:
             return []  # it is gone itself
         kept = optimizer.state.get(parameter)
         now = kept if isinstance(kept, Mapping) else {}
-        gone = [name for name, _, _ in self._marks if not isinstance(now.get(name), Tensor)]
+        gone = [name for name in self._left.names if not isinstance(now.get(name), Tensor)]
         if gone or self._habit >= LOOKS:
             return gone
         self._habit += 1
-        marks = set(_marks(now))
-        names = [name for name, *mark in self._marks if (name, *mark) not in marks and name != "step"]
+        marks = set(zip(*_marks(parameter, now)[1:], strict=True))
+        left = zip(self._left.names, self._left.ids, self._left.versions, strict=True)
+        names = [mark[0] for mark in left if mark not in marks and mark[0] != "step"]
         names = [name for name in names if now[name].shape == parameter.shape]
         largest = [hold(_largest(now[name])) for name in names]
         self._looks.append(_Look(names, largest, Transfer(tensors_in(largest))))
@@ -80,20 +107,27 @@ class Moments:
         return found
 
 
-def _first(state: Any) -> tuple[int, list[_Mark]]:
-    """The id of the first parameter that has a state, and the marks of that."""
+def _marks_of(optimizer: torch.optim.Optimizer) -> _Marks:
+    """Of the first parameter that has a state."""
+    state: Any = optimizer.state
     if isinstance(state, Mapping):
         for parameter, kept in state.items():
             if kept and isinstance(kept, Mapping):
-                return id(parameter), _marks(kept)
-    return 0, []
+                return _marks(parameter, kept)
+    return _NONE
 
 
-def _marks(kept: Mapping[str, Any]) -> list[_Mark]:
+def _marks(parameter: Tensor, kept: Mapping[str, Any]) -> _Marks:
+    names, ids, versions = list[str](), list[int](), list[int]()
     try:
-        return [(name, id(value), value._version) for name, value in kept.items() if isinstance(value, Tensor)]
+        for name, value in kept.items():
+            if isinstance(value, Tensor):
+                versions.append(value._version)
+                ids.append(id(value))
+                names.append(name)
     except RuntimeError:  # one that was made in inference mode has no version
-        return []
+        return _Marks(id(parameter), [], [], [])
+    return _Marks(id(parameter), names, ids, versions)
 
 
 @torch.no_grad()

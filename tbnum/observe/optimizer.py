@@ -54,13 +54,15 @@ class _Hooks:
         if self._is_no_step:
             return
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self._observer.updates.step_begins(optimizer, callable(closure))
+        if closure is not None or not self._observer.usual.step_begins(optimizer):
+            self._observer.updates.step_begins(optimizer, callable(closure))
 
     @untraced
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth -= 1
-        if self._depth == 0 and not self._is_no_step:
+        if self._depth == 0 and not self._is_no_step and not self._observer.usual.step_ended():
             self._observer.updates.step_ended(optimizer)
+            self._observer.usual.finished()
 
 
 def _makes_state() -> bool:

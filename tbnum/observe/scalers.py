@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,8 @@ class Scalers(Part):
         super().__init__(loop)
         self._loop = loop
         self._steps: list[_Step] = []  # scaler.step() that are under way
-        self._last_scales: dict[int, float] = {}  # by id of the scaler, after its last update
+        # After the last update of each; by its id, which another may get later.
+        self._last_scales: dict[int, tuple[weakref.ref[torch.amp.GradScaler], float]] = {}
 
     def _track(self, scaler: torch.amp.GradScaler, optimizer: Any) -> Track | None:
         track = self._loop.track_of(optimizer)
@@ -43,6 +45,20 @@ class Scalers(Part):
         if scaler is not self._loop.scaler:
             self._loop.found(scaler)
         return track
+
+    def goes_on(self, optimizer: torch.optim.Optimizer, track: Track) -> None:
+        """A step of the loop's scaler is under way that the usual way saw begin."""
+        if self._loop.scaler is not None:
+            self._steps.append(_Step(self._loop.scaler, optimizer, track, None))
+
+    def is_as_left(self, scaler: torch.amp.GradScaler, expected: float) -> bool:
+        """Whether its scale is, on the host, what its last update has left, and what is expected."""
+        scale = scaler._scale
+        return scale is not None and scale.is_cpu and scale.item() == expected == self._last_scale(scaler)
+
+    def _last_scale(self, scaler: torch.amp.GradScaler) -> float | None:
+        ref, scale = self._last_scales.get(id(scaler), (None, None))
+        return scale if ref is not None and ref() is scaler else None
 
     @harmless
     def unscaled(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
@@ -150,7 +166,7 @@ class Scalers(Part):
         update = Update(
             old_scale=hold(scaler._scale), growth_tracker=hold(scaler._growth_tracker), was_set=new_scale is not None
         )
-        last = self._last_scales.get(id(scaler))
+        last = self._last_scale(scaler)
         if last is not None and isinstance(update.old_scale, float) and update.old_scale != last:
             loop.report("scale_set", {"old_scale": last, "new_scale": update.old_scale})
         return update
@@ -161,7 +177,7 @@ class Scalers(Part):
             return
         update.new_scale = hold(scaler._scale)
         if isinstance(update.new_scale, float):
-            self._last_scales[id(scaler)] = update.new_scale
+            self._last_scales[id(scaler)] = weakref.ref(scaler), update.new_scale
         self._loop.updated(scaler, update)
 
 

@@ -83,7 +83,7 @@ class Sentinels(ModuleWatch):
 
     @property
     def is_awake(self) -> bool:
-        """Whether to be told of the next step."""
+        """Whether the next step matters."""
         return self._step is not None
 
     @property

@@ -82,6 +82,11 @@ class Layouts:
                 self._on_layout(name, layout)
         return layout
 
+    def are_whole(self, name: str) -> bool:
+        """Whether all of an optimizer's tensors were found to be whole on this rank, when each had a gradient."""
+        places, layout = self._known.get(name, (None, None))
+        return layout is None and isinstance(places, range)
+
     def unreduced_have_changed(self) -> bool:
         """Whether a backward has added to gradients that FSDP2 holds back, since this was asked last.
 

@@ -25,6 +25,7 @@ from tbnum.observe.scalers import Scalers
 from tbnum.observe.shards import Layouts
 from tbnum.observe.transfer import Number
 from tbnum.observe.updates import Updates
+from tbnum.observe.usual import Usual
 
 __all__ = ["StepObserver"]
 
@@ -69,10 +70,33 @@ class StepObserver:
         self._loop = Loop(optimizers, scaler, own_scale, assembly, meter)
         self._loop.on_observation, self._loop.on_first_step = on_observation, on_first_step
         self._loop.on_unused, self._loop.on_found, self._loop.on_depth = on_unused, on_found, on_depth
-        self.losses = Losses(self._loop)
-        self.clips = Clips(self._loop)
-        self.scalers = Scalers(self._loop)
-        self.updates = Updates(self._loop, self.losses)
+        self._losses, self._clips, self._scalers = Losses(self._loop), Clips(self._loop), Scalers(self._loop)
+        self.usual = Usual(self._loop, self._losses, self._scalers)
+        self._updates = Updates(self._loop, self._losses)
+
+    # -- the parts of the long way, whose methods the hooks call where `usual` does not do
+
+    @property
+    def losses(self) -> Losses:
+        self.usual.leave()
+        return self._losses
+
+    @property
+    def clips(self) -> Clips:
+        self.usual.leave()
+        return self._clips
+
+    @property
+    def scalers(self) -> Scalers:
+        self.usual.leave()
+        return self._scalers
+
+    @property
+    def updates(self) -> Updates:
+        self.usual.leave()
+        return self._updates
+
+    # ---
 
     @property
     def next_step(self) -> int:
@@ -80,6 +104,7 @@ class StepObserver:
 
     @next_step.setter
     def next_step(self, step: int) -> None:
+        self.usual.leave()
         self._assembly.drain()
         self._assembly.next_step = step
 
@@ -91,7 +116,7 @@ class StepObserver:
     @property
     def has_gradients(self) -> bool:
         """Whether an attempt is open: the loop has got as far as its gradients."""
-        return any(track.open is not None for track in self._loop.tracks.values())
+        return self.usual.has_gradients or any(track.open is not None for track in self._loop.tracks.values())
 
     @property
     def has_several(self) -> bool:
@@ -106,6 +131,7 @@ class StepObserver:
 
     def muted(self) -> AbstractContextManager[None]:
         """What runs in this context is not the training."""
+        self.usual.leave()
         return self._loop.muted()
 
     def trouble(self, error: Exception) -> None:
@@ -121,6 +147,7 @@ class StepObserver:
 
     def expect_first_step(self, on_first_step: Callable[[], None]) -> None:
         """Call once more before the next step begins: a checkpoint was loaded."""
+        self.usual.leave()
         self._loop.on_first_step = on_first_step
 
     def drain(self, wait: bool = False) -> None:
@@ -133,4 +160,5 @@ class StepObserver:
 
     def finish(self) -> None:
         """Close a step that only some optimizers have taken, and hand on everything."""
+        self.usual.leave()
         self._loop.finish()

@@ -41,7 +41,8 @@ def _seen_of_optimizer(original: Callable[..., Any]) -> Callable[..., Any]:
     def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             for observer in _patch_point.observers():
-                observer.updates.gradients_go(optimizer)
+                if not observer.usual.gradients_go(optimizer):
+                    observer.updates.gradients_go(optimizer)
         return original(optimizer, *args, **kwargs)
 
     return zero_grad

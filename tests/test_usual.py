@@ -1,0 +1,327 @@
+"""Steps that go the usual way are recorded as by the long way, bit for bit, wherever they leave it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tbnum
+from tbnum.observe.usual import Noted, Usual
+from tests.published.check import all_loops, run_loop
+
+HOOKS = (
+    "backward_begins",
+    "backward_ended",
+    "gradients_go",
+    "clip_begins",
+    "clip_ended",
+    "unscaled",
+    "step_begins",
+    "step_ended",
+    "scaler_step_begins",
+    "scaler_step_ended",
+    "update_begins",
+)
+STEPS = 60
+
+
+class Loop:
+    """A training whose every step can be made to differ."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        scaler: bool = False,
+        clip: bool = False,
+        backwards: int = 1,
+        make: Any = torch.optim.Adam,
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.optimizer = make(self.model.parameters(), lr=1e-3)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=20) if scaler else None
+        self.clip, self.backwards = clip, backwards
+        self.monitor = tbnum.wrap(
+            self.optimizer, self.scaler, model=self.model, logdir=folder, tensor_interval=25, verbose=False
+        )
+
+    def backward(self, factor: float = 1.0) -> Tensor:
+        loss = self.model(torch.randn(3, 4)).square().mean() * factor
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return loss.detach()
+
+    def step(self) -> None:
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def look(self) -> None:
+        if self.scaler is not None and self.clip:
+            self.scaler.unscale_(self.optimizer)
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+
+    def attempt(self, factor: float = 1.0) -> None:
+        for _ in range(self.backwards):
+            self.backward(factor / self.backwards)
+        self.look()
+        self.step()
+        self.optimizer.zero_grad()
+
+
+def twice(loop: Loop) -> None:
+    loop.backward()
+    loop.optimizer.step()
+    loop.attempt()
+
+
+def side(loop: Loop) -> None:
+    loop.backward()
+    loop.optimizer.zero_grad()
+    loop.attempt()
+
+
+def by_hand(loop: Loop) -> None:
+    loop.backward()
+    for parameter in loop.model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+    loop.look()
+    loop.step()
+    loop.optimizer.zero_grad()
+
+
+def replaced(loop: Loop) -> None:
+    loop.backward()
+    for parameter in loop.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    loop.look()
+    loop.step()
+    loop.optimizer.zero_grad()
+
+
+def not_zeroed(loop: Loop) -> None:
+    loop.backward()
+    loop.look()
+    loop.step()
+
+
+def clipped_and_given_up(loop: Loop) -> None:
+    loop.backward()
+    nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1)
+    loop.optimizer.zero_grad()
+
+
+def frozen(loop: Loop) -> None:
+    loop.model[0].requires_grad_(not next(loop.model[0].parameters()).requires_grad)
+    loop.attempt()
+
+
+def group(loop: Loop) -> None:
+    if len(loop.optimizer.param_groups) == 1:
+        loop.model.add_module("more", nn.Linear(2, 2))
+        loop.optimizer.add_param_group({"params": loop.model.get_submodule("more").parameters(), "lr": 2e-3})
+    loop.attempt()
+
+
+def rate(loop: Loop) -> None:
+    loop.optimizer.param_groups[0]["lr"] *= 0.5
+    loop.attempt()
+
+
+def moments(loop: Loop) -> None:
+    for state in loop.optimizer.state.values():
+        if "exp_avg_sq" in state:
+            state["exp_avg_sq"].zero_()
+    loop.attempt()
+
+
+def logged(loop: Loop) -> None:
+    loop.monitor.log_loss(1.5)
+    loop.monitor.log_batch([1, 2, 3])
+    loop.attempt()
+    loop.monitor.log_loss(2.5, name="other")
+
+
+def closed_over(loop: Loop) -> None:
+    if loop.scaler is not None:
+        return loop.attempt()
+    loop.optimizer.step(lambda: loop.backward())
+    loop.optimizer.zero_grad()
+
+
+def raised(loop: Loop) -> None:
+    handle = loop.optimizer.register_step_post_hook(_raise)
+    with pytest.raises(KeyError):
+        loop.attempt()
+    handle.remove()
+    loop.optimizer.zero_grad()
+    if loop.scaler is not None:
+        loop.scaler.update()
+
+
+def _raise(*_: Any) -> None:
+    raise KeyError("a hook of the user's")
+
+
+def without_update(loop: Loop) -> None:
+    if loop.scaler is None:
+        return loop.attempt()
+    loop.backward()
+    loop.scaler.step(loop.optimizer)
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.scaler.update()
+    loop.optimizer.zero_grad()
+
+
+def scale_set(loop: Loop) -> None:
+    loop.attempt()
+    if loop.scaler is not None:
+        loop.scaler.update(512.0)
+
+
+def bypassed(loop: Loop) -> None:
+    loop.backward()
+    loop.optimizer.step()
+    loop.optimizer.zero_grad()
+
+
+def noted(loop: Loop) -> None:
+    loop.backward()
+    loop.monitor.annotate("in the middle of a step")
+    loop.monitor.flush()
+    loop.look()
+    loop.step()
+    loop.optimizer.zero_grad()
+
+
+ODD: dict[str, Callable[[Loop], None]] = {
+    "nothing": Loop.attempt,
+    "a NaN loss": lambda loop: loop.attempt(float("nan")),
+    "an overflow": lambda loop: loop.attempt(1e38),
+    "vanishing gradients": lambda loop: loop.attempt(1e-20),
+    "two steps": twice,
+    "a backward on the side": side,
+    "gradients changed by hand": by_hand,
+    "gradients replaced": replaced,
+    "gradients not zeroed": not_zeroed,
+    "clipped and given up": clipped_and_given_up,
+    "parameters frozen": frozen,
+    "a parameter group more": group,
+    "another learning rate": rate,
+    "moments zeroed": moments,
+    "losses and samples logged": logged,
+    "a closure": closed_over,
+    "a hook that raises": raised,
+    "no update": without_update,
+    "the scale set": scale_set,
+    "the scaler bypassed": bypassed,
+    "a note": noted,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clip": {"clip": True},
+    "accumulation": {"backwards": 3, "clip": True},
+    "scaler": {"scaler": True},
+    "scaler and clip": {"scaler": True, "clip": True},
+    "momentum": {"make": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9)},
+}
+
+
+def trained(folder: Path, kind: str, odd: str) -> Loop:
+    """Every 9th step is odd, from the 30th on; by then a loop has shown what it does."""
+    loop = Loop(folder, **KINDS[kind])
+    for step in range(STEPS):
+        (ODD[odd] if step >= 30 and step % 9 == 0 else Loop.attempt)(loop)
+    loop.monitor.close()
+    return loop
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """All that is known of the steps but when they were."""
+    found: dict[str, Any] = {}
+    for name, run in tbnum.read(folder).items():
+        columns = {column: values.tobytes() for column, values in run.steps.items() if column != "wall_time"}
+        events = [
+            (event.kind, event.step, event.optimizer, repr({k: v for k, v in event.data.items() if k != "where"}))
+            for event in run.events
+        ]
+        tables = {}
+        for column, (steps, names, values) in run.tensors.items():
+            tables[column] = steps.tobytes(), list(names), values.tobytes()
+        found[name] = columns, events, tables
+    return found
+
+
+def the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Noted, "finished", lambda usual: None)
+
+
+def leave_at_times(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """At any hook, and at one of seven calls."""
+    chosen = random.Random(seed)
+    for name in HOOKS:
+        monkeypatch.setattr(Usual, name, _leaving(getattr(Usual, name), chosen))
+
+
+def _leaving(method: Callable[..., bool], chosen: random.Random) -> Callable[..., bool]:
+    return lambda usual, *args: chosen.random() > 1 / 7 and method(usual, *args)
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_loop_has_the_same_record_whichever_way_its_steps_go(
+    kind: str, odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        the_long_way(patch)
+        trained(tmp_path / "long" / "run", kind, odd)
+    trained(tmp_path / "usual" / "run", kind, odd)
+    with monkeypatch.context() as patch:
+        leave_at_times(patch, seed=len(odd))
+        trained(tmp_path / "mixed" / "run", kind, odd)
+    assert record_of(tmp_path / "usual") == record_of(tmp_path / "long")
+    assert record_of(tmp_path / "mixed") == record_of(tmp_path / "long")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_textbook_loop_goes_the_usual_way(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[bool] = []
+    leave = Noted.leave
+
+    def counted(usual: Usual) -> None:
+        left.append(usual.is_on)
+        leave(usual)
+
+    monkeypatch.setattr(Noted, "leave", counted)
+    trained(tmp_path, kind, "nothing")
+    # Beside the first ones: an interval, a look at values in 16 steps, and the verification of a clip in 10.
+    assert sum(left) < (STEPS - 16) / 4
+
+
+@pytest.mark.parametrize("name", ["guards", "accumulation", "scalers", "adversarial"])
+@pytest.mark.filterwarnings("ignore")
+def test_published_loops_have_the_same_record_whichever_way_their_steps_go(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops = {loop: each for loop, each in all_loops().items() if loop.startswith(f"{name}.")}
+    assert loops
+    for loop, each in list(loops.items())[::4]:
+        with monkeypatch.context() as patch:
+            the_long_way(patch)
+            run_loop(each, tmp_path / loop / "long" / "run")
+        with monkeypatch.context() as patch:
+            leave_at_times(patch, seed=1)
+            run_loop(each, tmp_path / loop / "mixed" / "run")
+        assert record_of(tmp_path / loop / "mixed") == record_of(tmp_path / loop / "long"), loop
