@@ -171,6 +171,24 @@ def test_schedules_have_no_outlier(lr: np.ndarray):
     assert "lr_outlier" not in reported(columns(COUNT, lr=lr))
 
 
+@pytest.mark.parametrize(
+    ("lr", "severity"),
+    [
+        (np.where(STEP < 2000, 1e-3, 0.1), "warning"),
+        (np.where(STEP < 200, 1e-6, 1e-3), None),  # a warm-up that ends in a jump
+        (1e-3 * (0.505 + 0.495 * np.cos(math.pi * (STEP % 2000) / 2000)), None),  # warm restarts
+    ],
+)
+def test_a_learning_rate_that_jumps_for_good_is_reported_and_graver_where_the_loss_rose(
+    lr: np.ndarray, severity: str | None
+):
+    loss = np.where((STEP >= 2003) & (STEP < 2020), 9.0, falling())
+    found = reported(columns(COUNT, loss=loss, lr=lr))
+    assert (found["lr_outlier"].severity if "lr_outlier" in found else None) == severity
+    if severity:
+        assert reported(columns(COUNT, loss=falling(), lr=lr))["lr_outlier"].severity == "info"
+
+
 # -- tensors, of real runs ---------------------------------------------------------------------------------------------
 
 

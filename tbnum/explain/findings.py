@@ -53,6 +53,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("lr_invalid", lr_findings.invalid),
     ("momentum_invalid", lr_findings.momentum),
     ("lr_outlier", lr_findings.outlier),
+    ("lr_jumped", lr_findings.jumped),
     ("lr_zero", lr_findings.zero),
     ("lr_zero_group", lr_findings.group_zero),
     ("schedule_drift", lr_findings.schedule_drift),

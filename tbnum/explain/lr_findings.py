@@ -9,6 +9,8 @@ import numpy as np
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.record import is_scalar_log
 from tbnum.explain.thresholds import (
+    LR_JUMP,
+    LR_JUMP_STEPS,
     LR_NOTHING,
     LR_NOTHING_SHARE,
     LR_OUTLIER,
@@ -22,7 +24,7 @@ from tbnum.explain.view import RunView
 from tbnum.explain.words import as_float, count_text, number_text, share_text
 from tbnum.log.columns import StepColumn, columns_named
 
-__all__ = ["group_zero", "invalid", "momentum", "outlier", "schedule_drift", "zero"]
+__all__ = ["group_zero", "invalid", "jumped", "momentum", "outlier", "schedule_drift", "zero"]
 
 
 def outlier(view: RunView) -> Iterator[Finding]:
@@ -47,6 +49,37 @@ def outlier(view: RunView) -> Iterator[Finding]:
             f"Look at what sets the learning rate at step {step:,}: a scheduler stepped with a number, two schedulers "
             "on one optimizer, a value that is written to param_groups.",
             steps_of(view.number[rows]),
+        )
+        return
+
+
+def jumped(view: RunView) -> Iterator[Finding]:
+    """A learning rate that late in a run rises at once to many times all that it had been, and stays there."""
+    for column, lr in columns_named(view.steps, "lr"):
+        if len(lr) <= LR_JUMP_STEPS:
+            continue
+        before = np.fmax.accumulate(lr)[:-1]
+        with np.errstate(invalid="ignore"):
+            rows = np.flatnonzero((lr[1:] >= LR_JUMP * before) & (before > 0) & np.isfinite(lr[1:])) + 1
+        rows = rows[rows >= max(LR_JUMP_STEPS, len(lr) // 5)]  # a warm-up may end in a jump
+        rows = [row for row in rows.tolist() if np.nanmin(lr[row : row + LR_JUMP_STEPS]) >= lr[row] / 2]
+        if not rows:
+            continue
+        row = rows[0]
+        group = f" of group {column.group}" if column.group else ""
+        whose = f" of {column.optimizer}" if column.optimizer else ""
+        step = int(view.number[row])
+        harm = any(step <= spike.step <= step + LR_JUMP_STEPS for spike in view.spikes)
+        yield Finding(
+            "lr_outlier",
+            "warning" if harm else "info",
+            "The learning rate jumped, and stays there",
+            f"The learning rate{group}{whose} went from {number_text(float(lr[row - 1]))} to "
+            f"{number_text(float(lr[row]))} at step {step:,}, {lr[row] / before[row - 1]:.3g} times the highest before"
+            + (", and the loss rose with it." if harm else "."),
+            f"Look at what sets the learning rate at step {step:,}: another scheduler, a value that is written to "
+            "param_groups, a checkpoint of other settings. Fine where a warm-up ends there.",
+            steps_of([step]),
         )
         return
 

@@ -244,6 +244,9 @@ LR_OUTLIER, LR_OUTLIER_STEPS = 5.0, 8
 """A learning rate so many times that of the step before, and back within so many steps. No schedule does that; a warm
 restart jumps further, and stays."""
 
+LR_JUMP, LR_JUMP_STEPS = 10.0, 32
+"""A learning rate so many times all rates before, that stays for as many steps. Warm restarts go back to what was."""
+
 LR_ZERO_STEPS = 16
 """Steps with a learning rate of 0. Schedules begin or end with one or two; sixteen are no rounding of a schedule."""
 
