@@ -62,10 +62,10 @@ def jumped(view: RunView) -> Iterator[Finding]:
         with np.errstate(invalid="ignore"):
             rows = np.flatnonzero((lr[1:] >= LR_JUMP * before) & (before > 0) & np.isfinite(lr[1:])) + 1
         rows = rows[rows >= max(LR_JUMP_STEPS, len(lr) // 5)]  # a warm-up may end in a jump
-        rows = [row for row in rows.tolist() if np.nanmin(lr[row : row + LR_JUMP_STEPS]) >= lr[row] / 2]
-        if not rows:
+        stayed = [row for row in rows.tolist() if np.nanmin(lr[row : row + LR_JUMP_STEPS]) >= lr[row] / 2]
+        if not stayed:
             continue
-        row = rows[0]
+        row = stayed[0]
         group = f" of group {column.group}" if column.group else ""
         whose = f" of {column.optimizer}" if column.optimizer else ""
         step = int(view.number[row])
