@@ -268,14 +268,14 @@ def the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave_at_times(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """At any hook, and at one of seven calls."""
+    """At any hook, and at one of fifteen calls."""
     chosen = random.Random(seed)
     for name in HOOKS:
         monkeypatch.setattr(Usual, name, _leaving(getattr(Usual, name), chosen))
 
 
 def _leaving(method: Callable[..., bool], chosen: random.Random) -> Callable[..., bool]:
-    return lambda usual, *args: chosen.random() > 1 / 7 and method(usual, *args)
+    return lambda usual, *args: chosen.random() > 1 / 15 and method(usual, *args)
 
 
 @pytest.mark.parametrize("odd", ODD)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ _tracer = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None where noth
 IDLE, BACKWARD, OPEN, STEPPING, WAITING = range(5)
 """Between two steps; in a backward; after one; in the optimizer's step; after it, until the scaler's update."""
 
+VAIN = 3  # after which a loop is taken to be another than the textbook's, and asked now and then
+
 
 class Noted:
     """What is noted of the open attempt, and the way back to the long way.
@@ -56,7 +58,8 @@ class Noted:
         "_arrived", "_attempts", "_batch_ids", "_clips_after", "_coefficient", "_due", "_found_inf", "_grad_norm",
         "_gradients", "_ids", "_is_lost", "_is_on", "_looked_at", "_loop", "_losses", "_losses_part", "_max_norm",
         "_moments", "_name", "_norms", "_optimizer", "_rates", "_running", "_scale", "_scaler", "_scalers_part",
-        "_seen", "_step", "_steps_by_scaler", "_thread", "_tracker", "_unscaled_after", "_used", "_verify", "stage",
+        "_seen", "_step", "_steps_by_scaler", "_thread", "_tracker", "_unscaled_after", "_used", "_vain", "_verify",
+        "stage",
     )  # fmt: skip
 
     def __init__(self, loop: Loop, losses: Losses, scalers: Scalers) -> None:
@@ -65,6 +68,7 @@ class Noted:
         self._name, self._optimizer, self._moments = track.name, track._optimizer, track.moments
         self._scaler: Any = None  # a weak reference, where there is one
         self._is_on = self._clips_after = False
+        self._vain = 0  # times in a row that no step could be noted
         self.stage = IDLE
         self._step = self._due = self._attempts = self._thread = 0
         self._verify, self._batch_ids = loop.meter.verify_interval, loop.assembly.batch_ids
@@ -107,6 +111,8 @@ class Noted:
         if len(loop.tracks) > 1 or self._is_on:
             return
         (track,) = loop.tracks.values()
+        if self._vain >= VAIN and track.attempts % OFTEN:
+            return
         self._is_on = (
             loop.own_scale is None
             and loop.is_here
@@ -126,6 +132,7 @@ class Noted:
             self._thread, self._clips_after = get_ident(), track.clips_after_unscale
             self._step, self._due = loop.assembly.next_step, loop.meter.next_due()
             self._attempts, self._used = track.attempts, track.used
+            self._vain += 1
 
     def leave(self) -> None:
         """Give what was noted over to the long way, as it would be there."""
@@ -202,7 +209,7 @@ class Usual(Noted):
         stage, optimizer = self.stage, self._optimizer()
         if not self._is_on or get_ident() != self._thread or optimizer is None or _tracer() is not None:
             return False
-        if len(roots) != 1 or (self._scaler is not None and torch.is_autocast_enabled("cpu")):
+        if len(roots) != 1 or len(gradients) != 1 or (self._scaler is not None and torch.is_autocast_enabled("cpu")):
             return False
         there: list[Any] = []
         for group in optimizer.param_groups:
@@ -259,7 +266,7 @@ class Usual(Noted):
         self._losses.append(loss)
         self.stage = OPEN
         if self._batch_ids.is_used:
-            self._batch_ids.backward()
+            self._harmless(self._batch_ids.backward)
         return True
 
     def gradients_go(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -376,8 +383,10 @@ class Usual(Noted):
             rates.append(group.get("lr"))
         if set(map(type, there)) != _PLAIN or set(map(type, rates)) != _RATES:
             return False
-        ids, versions = list(map(id, there)), list(map(_version_of, there))
-        if self._seen and (ids != self._ids or versions != self._seen):
+        if list(map(id, there)) != self._ids:
+            return False
+        versions = list(map(_version_of, there))
+        if self._seen and versions != self._seen:
             return False
         if self._max_norm is not None and (self._coefficient is None or self._step % self._verify == 0):
             return False
@@ -385,7 +394,7 @@ class Usual(Noted):
             return False
         if not self._moments.are_as_left(optimizer) or not (self._norms is not None or self._measures(there)):
             return False
-        self._ids, self._gradients, self._seen, self._rates = ids, there, versions, rates
+        self._gradients, self._seen, self._rates = there, versions, rates
         self.stage = STEPPING
         return True
 
@@ -418,13 +427,22 @@ class Usual(Noted):
             self._scale,
             tracker,
             new_scale,
-            self._batch_ids.close() if self._batch_ids.is_used else None,
+            self._harmless(self._batch_ids.close) if self._batch_ids.is_used else None,
         )
         self.stage = IDLE
+        self._vain = 0
         self._attempts += 1
         self._step += 1
         self._clear()
-        self._loop.assembly.note(note)
+        self._harmless(self._loop.assembly.note, note)
+
+    def _harmless(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What may fail of itself, as where a disk is full: no exception of it reaches the loop."""
+        try:
+            return call(*arguments)
+        except Exception as error:
+            self._loop.trouble(error)
+            return None
 
     # -- the scaler
 
