@@ -19,6 +19,7 @@ from tbnum.observe.clips import Clips
 from tbnum.observe.losses import Losses
 from tbnum.observe.scalers import Scalers
 from tbnum.observe.updates import Updates
+from tbnum.observe.usual import Noted, Usual
 
 __all__ = ["Clock", "Spent"]
 
@@ -27,7 +28,7 @@ _HOOKS = [
     (torch.nn.Module, ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook")),
     (torch.Tensor, ("register_hook",)),
 ]
-_PARTS = (Losses, Clips, Scalers, Updates)  # of the observer, with the methods that hooks call
+_PARTS = (Losses, Clips, Scalers, Updates, Noted, Usual)  # of the observer, with the methods that hooks call
 
 
 class Spent(NamedTuple):

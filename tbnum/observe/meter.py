@@ -43,12 +43,17 @@ class Meter:
         self._takes_checksums = checksums
         self._failed: dict[str, int] = {}  # by optimizer, the last step that did
         self.layouts = layouts
-        self.verify_interval = verify_interval
+        self._verify_interval = verify_interval
         self._tensor_interval = tensor_interval
         self._histogram_interval = histogram_interval
 
     def _is_due(self, interval: int) -> bool:
         return self._steps.next_step % interval == 0
+
+    @property
+    def verify_interval(self) -> int:
+        """Steps between two at which what a clip has left is measured."""
+        return self._verify_interval
 
     def next_due(self) -> int:
         """The next step of which more is measured than norms."""
@@ -101,7 +106,7 @@ class Meter:
         if attempt.uncertain or not gradients.same_as(attempt.seen):
             attempt.uncertain = True
             return True
-        return attempt.clipped and self._is_due(self.verify_interval)
+        return attempt.clipped and self._is_due(self._verify_interval)
 
     def keep_parameters(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
         """At an interval: a copy of them, before the step."""

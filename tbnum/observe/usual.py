@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tbnum.measure.norms import Taken, TensorNorms, are_plain
+from tbnum.measure.norms import Taken, TensorNorms, plain_norms_of
 from tbnum.observe.attempt import UNKNOWN, Attempt, Loss, Measurement, Outcome, Update
 from tbnum.observe.clips import Cover, coefficient_of
 from tbnum.observe.given_up import some_versions
@@ -347,10 +347,8 @@ class Usual(Noted):
         return True
 
     def _measures(self, gradients: list[Tensor]) -> bool:
-        if not are_plain(gradients):
-            return False
-        norms = torch.stack(torch._foreach_norm(gradients, 2))
-        total = math.hypot(*norms.tolist())
+        norms = plain_norms_of(gradients)
+        total = UNKNOWN if norms is None else math.hypot(*norms.tolist())
         if not VANISHING <= total < math.inf:
             return False
         self._norms, self._grad_norm = norms, total
