@@ -84,6 +84,24 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "types are single",
     ("tbnum/measure/step_hash.py", "return can_be, can_be * (first != second)"): "of true and false the product is and",
     ("plugins/tensorboard_plugin_tbnum/judging.py", "@dataclass(frozen=False)"): "nobody changes it",
+    (
+        "tbnum/measure/norms.py",
+        "return torch.stack(norms if len(dtypes) >= 1 else [norm.to(torch.float64) for norm in norms])",
+    ): "torch.stack takes the widest of several types too",
+    (
+        "tbnum/log/over_ranks.py",
+        "PARAMETER_NORMS = tuple(name for name, (over, of) in TABLE.items() if over is Over.NORM and of is PARAMETERS)",
+    ): "constants, each a single string",
+    (
+        "tbnum/log/scale_changes.py",
+        "def scale_changes(scales: Scales, numbering: Numbering, /, after: bool, backoff: float | None) "
+        "-> list[Change]:",
+    ): "whether arguments may be given by name: nobody gives these by it",
+    ("tbnum/observe/sentinels.py", "self._left, self._step, self._last = -1, None, None"): "armed is above 0",
+    (
+        "tbnum/explain/nonfinite.py",
+        "if finite and known and not ((others > after) * (others <= by)).any():",
+    ): "of true and false the product is and",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""
 

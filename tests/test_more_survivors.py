@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from tbnum.explain import explain_run, findings
@@ -23,7 +24,12 @@ from tbnum.log.scalar_log import TAGS_LISTED, missing_tag
 from tbnum.log.scale_changes import _Factors
 from tbnum.log.schema import MOST_RANKS, Event, check_session
 from tbnum.log.tensors import _rounded_shares
+from tensorboard_plugin_tbnum import impl, runs
 from tensorboard_plugin_tbnum.judging import _leaves
+from tests import test_loader as loading
+from tests.recorded import record
+from tests.recorded import skip as recorded_skip
+from tests.routes import Panel
 from tests.test_explain import FakeRun, Loop, skips
 
 # -- explain -----------------------------------------------------------------------------------------------------------
@@ -71,6 +77,45 @@ def test_whether_a_level_is_high_is_said_of_a_run_that_shows_what_its_levels_do_
     values = 2 + 0.1 * np.random.default_rng(3).standard_normal(BASELINE + blocks * STRIDE)
     values[-STRIDE:] += 0.6  # no single value of them is far outside
     assert [found.level for found in find_spikes(values, LIMITS["loss"])] == ([True] if blocks == 40 else [])
+
+
+@pytest.mark.parametrize(("relative", "found"), [(1e-14, []), (1e-6, ["schedule_drift"])])
+def test_a_learning_rate_that_only_rounding_moves_is_no_schedule_that_moves_on(
+    relative: float, found: list[str]
+) -> None:
+    number = np.arange(100)
+    lr = 1e-3 * (1 + relative * (number % 7))
+    run = FakeRun({"step": number, "lr": lr, "skipped": number % 3 == 0, "loss": np.ones(100)})
+    events = [Event(step, 0.0, "skip", cause="growth_probe") for step in number[::3].tolist()]
+    assert [each.rule for each in findings(run, events) if each.rule == "schedule_drift"] == found
+
+
+@pytest.mark.parametrize(("within", "cause"), [(1, "growth_probe"), (2, "unknown"), (10, "unknown")])
+def test_a_growth_of_which_a_log_says_only_roughly_when_leaves_open_whether_the_scale_had_held(
+    within: int, cause: str
+) -> None:
+    loop = Loop()
+    loop.steps(100)
+    loop.event("scale_growth", old_scale=loop.scale, new_scale=2 * loop.scale, inferred=True, within=within)
+    loop.scale *= 2
+    loop.steps(10)  # nine of them at the new scale, or as many more as the growth came earlier
+    loop.step(overflow=True)
+    (skip,) = skips(explain_run(loop.run()))
+    assert skip.cause == cause
+
+
+# -- observe -----------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_pass_that_was_given_up_with_a_batch_unused_the_models_input_shows_which_is_used() -> None:
+    loader = DataLoader(loading.data, batch_size=4, shuffle=True)
+    loop = loading.Loop(loader, with_model=True)
+    given_up = iter(loader)
+    loop.step(next(given_up))
+    next(given_up)
+    for batch in loader:
+        loop.step(batch)
+    assert loop.is_exact()
 
 
 # -- log ---------------------------------------------------------------------------------------------------------------
@@ -133,3 +178,16 @@ def test_a_run_that_is_outside_of_the_seeds_in_its_last_stretch_alone_has_not_le
     edges = np.array([0.0, 10.0, 20.0, 30.0, 40.0])
     assert _leaves("loss", np.array([1.0, 1.0, 1.0, 5.0]), seeds, edges) is None
     assert _leaves("loss", np.array([1.0, 1.0, 5.0, 5.0]), seeds, edges) == 20
+
+
+def test_who_has_the_events_already_is_sent_none_and_none_is_written_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "run", range(10), events=[recorded_skip(3)])
+    monkeypatch.setattr(runs.RunTable, "start", runs.RunTable.scan)
+    panel = Panel(tmp_path)
+    first = panel.json("events", run="run")
+    assert len(first["events"]) == 1
+    monkeypatch.setattr(impl, "_event_rows", lambda *_: pytest.fail("events were written out"))
+    again = panel.json("events", run="run", since=first["version"])
+    assert (again["version"], again["events"], again["unchanged"]) == (first["version"], [], 1)
