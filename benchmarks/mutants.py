@@ -97,6 +97,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "def scale_changes(scales: Scales, numbering: Numbering, /, after: bool, backoff: float | None) "
         "-> list[Change]:",
     ): "whether arguments may be given by name: nobody gives these by it",
+    (
+        "tbnum/log/row_packer.py",
+        "self.most_rows = max(1, (MAX_RECORD_BYTES - 4095) // self.dtype.itemsize)  # that fit a record",
+    ): "a byte of the four thousand that are spare",
+    ("tbnum/explain/began.py", "if count >= last + 1 and (count > 1 or len(bad) == 1):"): "it is never more",
     ("tbnum/observe/sentinels.py", "self._left, self._step, self._last = -1, None, None"): "armed is above 0",
     (
         "tbnum/explain/nonfinite.py",

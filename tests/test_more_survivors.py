@@ -9,21 +9,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from tbnum.explain import explain_run, findings
-from tbnum.explain.level_findings import _noise_of_levels
+from tbnum.explain.curve_findings import _frequent
+from tbnum.explain.level_findings import _lr_text, _noise_of_levels
+from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.predict import next_overflow
-from tbnum.explain.spikes import LIMITS, STRIDE, find_spikes
+from tbnum.explain.spikes import LIMITS, STRIDE, SpikeFacts, find_spikes
 from tbnum.explain.thresholds import BASELINE
+from tbnum.explain.totals import wasted_seconds
+from tbnum.explain.view import RunView
 from tbnum.log import scalar_ends
+from tbnum.log.part_log import _began_here
 from tbnum.log.record_file import RecordTail
 from tbnum.log.scalar_ends import _Ends, wanted
 from tbnum.log.scalar_log import TAGS_LISTED, missing_tag
 from tbnum.log.scale_changes import _Factors
 from tbnum.log.schema import MOST_RANKS, Event, check_session
 from tbnum.log.tensors import _rounded_shares
+from tbnum.observe.landing import _share
+from tbnum.observe.loader import _same
+from tbnum.observe.nonfinite import Operations
+from tbnum.observe.shards import Parts
+from tbnum.observe.variables import _is_scheduler
 from tensorboard_plugin_tbnum import impl, runs
 from tensorboard_plugin_tbnum.judging import _leaves
 from tests import test_loader as loading
@@ -104,6 +115,32 @@ def test_a_growth_of_which_a_log_says_only_roughly_when_leaves_open_whether_the_
     assert skip.cause == cause
 
 
+def test_the_step_at_which_a_learning_rate_was_highest_is_counted_from_that_of_the_lowest_loss() -> None:
+    lr = np.full(100, 1e-3)
+    lr[40:60] = 5e-3
+    lr[47] = 6e-3
+    view = RunView(FakeRun({"step": np.arange(100), "lr": lr}), [])
+    assert _lr_text(view, 30, 90) == " The learning rate rose from 0.001 to 0.006 (step 47)."
+
+
+@pytest.mark.parametrize(("steps", "is_habit"), [(3000, True), (3001, False)])
+def test_spikes_are_a_habit_from_one_in_a_thousand_steps_on(steps: int, is_habit: bool) -> None:
+    spikes = [SpikeFacts.of(Event(step, 0.0, "loss_spike", data={"back_after": 5})) for step in (100, 500, 2000)]
+    assert _frequent(spikes, steps) == is_habit
+
+
+def test_before_the_first_measurement_no_step_is_known_after_which_parameters_were_finite() -> None:
+    measured = ParameterNorms(
+        FakeRun({"step": np.arange(10), "param_norm": np.where(np.arange(10) == 4, 1.0, math.nan)})
+    )
+    assert [measured.last_finite(before) for before in (0, 4, 5, 9)] == [-1, -1, 4, 4]
+
+
+def test_a_skipped_step_costs_as_long_as_a_step_takes() -> None:
+    steps = {"step": np.arange(11), "wall_time": 2.0 * np.arange(11), "skipped": np.arange(11) == 3}
+    assert wasted_seconds(FakeRun(steps)) == 2.0
+
+
 # -- observe -----------------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +153,33 @@ def test_after_a_pass_that_was_given_up_with_a_batch_unused_the_models_input_sho
     for batch in loader:
         loop.step(batch)
     assert loop.is_exact()
+
+
+def test_a_part_of_a_batch_is_not_the_batch_though_it_lies_at_the_same_place() -> None:
+    batch = torch.arange(8.0).reshape(4, 2)
+    assert _same(batch, batch) and _same(batch, batch.clone()) and not _same(batch, batch[:2])
+
+
+def test_only_operations_of_the_backward_that_is_asked_about_are_looked_at() -> None:
+    first, second = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
+    roots, logarithms = first.sqrt().sum(), second.log().sum()
+    with Operations(in_node="LogBackward0") as seen:
+        torch.ones(4) / torch.zeros(4)  # in no backward
+        roots.backward()
+        assert seen.found is None
+        logarithms.backward()
+    assert seen.found is not None and seen.found[1].shape == (3,)
+
+
+def test_a_rank_answers_for_the_norm_of_all_of_its_parts_and_for_none_of_a_number_it_does_not_know() -> None:
+    parts = Parts(owned=(True, False, True), ranks=(0, 1))
+    assert _share(np.array([3.0, 7.0, 4.0]), parts, (0, 1, 2)) == 5.0
+    assert math.isnan(_share(np.array([3.0, 7.0]), parts, (0, 1)))
+
+
+@pytest.mark.parametrize(("name", "is_one"), [("WarmupScheduler", True), ("Trainer", False)])
+def test_an_object_that_is_called_a_scheduler_is_one_wherever_it_comes_from(name: str, is_one: bool) -> None:
+    assert _is_scheduler(type(name, (), {})()) == is_one
 
 
 # -- log ---------------------------------------------------------------------------------------------------------------
@@ -155,6 +219,23 @@ def test_a_share_is_rounded_to_the_nearest_and_halfway_to_the_even_one() -> None
 def test_a_scale_that_grows_by_another_factor_than_two_grows(factor: float) -> None:
     factors = _Factors.of([(1 / factor, 1)] * 5 + [(2.0, 1)], None)
     assert factors.growth == pytest.approx(factor, rel=1e-5) and factors.backoff == 2.0
+
+
+@pytest.mark.parametrize(
+    ("tensors", "here"), [({"nonfinite_tensors": 2}, True), ({"nonfinite_tensors": 0}, False), ({}, False)]
+)
+def test_of_sharded_gradients_a_failure_began_on_a_rank_that_knows_one_of_its_own(tensors: Any, here: bool) -> None:
+    skip = Event(3, 0.0, "skip", data={"loss": 1.0, **tensors})
+    assert _began_here(skip, is_sharded=True) == here and not _began_here(skip, is_sharded=False)
+
+
+@pytest.mark.parametrize(
+    ("loss", "micro_batches", "here"),
+    [(math.inf, 1, True), (-math.inf, 1, True), (math.nan, 1, True), (math.nan, 0, False), (2.0, 1, False)],
+)
+def test_a_failure_began_on_a_rank_whose_own_loss_was_not_finite(loss: float, micro_batches: int, here: bool) -> None:
+    skip = Event(3, 0.0, "skip", data={"loss": loss, "micro_batches": micro_batches, "nonfinite_tensors": 0})
+    assert _began_here(skip, is_sharded=False) == here
 
 
 @pytest.mark.parametrize("ranks", [0, -1, MOST_RANKS + 1, 1 << 40])
