@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import warnings
 from pathlib import Path
@@ -133,3 +134,30 @@ def test_what_the_user_s_block_raises_is_his_also_where_the_end_of_the_record_is
     assert monitor not in tbnum.lifecycle.open_monitors
     run = tbnum.read(tmp_path)["."]
     assert len(run.steps["step"]) == 1 and run.events[-1].kind == "crash"
+
+
+def test_what_a_handler_of_a_signal_raises_while_a_hook_runs_reaches_the_loop(tmp_path: Path) -> None:
+    """A time limit, say. It comes where it comes, here while tbnum reads the learning rate."""
+
+    class Group(dict):  # type: ignore[type-arg]
+        def get(self, *arguments: Any) -> Any:
+            if is_due:
+                signal.raise_signal(signal.SIGUSR1)
+            return super().get(*arguments)
+
+    def out_of_time(number: int, frame: Any) -> None:
+        raise TimeoutError("the limit of the loop's own")
+
+    loop, is_due = Loop(tmp_path), False
+    loop.optimizer.param_groups[0] = Group(loop.optimizer.param_groups[0])
+    before = signal.signal(signal.SIGUSR1, out_of_time)
+    try:
+        loop.step()
+        is_due = True
+        with pytest.raises(TimeoutError, match="of the loop's own"):
+            loop.step()
+        is_due = False
+        loop.optimizer.zero_grad()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    loop.monitor.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -12,7 +13,7 @@ import torch
 from tbnum.observe.caller import warn
 from tbnum.observe.untraced import untraced
 
-__all__ = ["Part", "Watcher", "harmless"]
+__all__ = ["Part", "Watcher", "harmless", "of_a_signal"]
 
 _tracer: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None where nothing is compiled
 _P = ParamSpec("_P")
@@ -77,7 +78,18 @@ def harmless(method: Callable[Concatenate[_W, _P], _R]) -> Callable[Concatenate[
                 return method(self, *args, **kwargs)
             return disabled(self, *args, **kwargs)  # under torch.compile: it would trace what the method calls
         except Exception as error:
+            if of_a_signal(error):
+                raise
             watcher.trouble(error)
             return None
 
     return called
+
+
+def of_a_signal(error: Exception) -> bool:
+    """Whether a handler of a signal raised it, which came while a hook was running: it is meant for the loop."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code not in handlers:
+        traceback = traceback.tb_next
+    return traceback is not None
