@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tbnum
 from tbnum.observe import transfer
 
-__all__ = ["LOOPS", "Launched", "launched"]
+__all__ = ["LOOPS", "Launched", "launched", "the_cpu_as_a_device"]
 
 LOOPS = {
     "plain": (False, False),
@@ -71,7 +71,7 @@ class _Landed:
 
 
 @contextlib.contextmanager
-def _the_cpu_as_a_device() -> Iterator[Counter[str]]:
+def the_cpu_as_a_device() -> Iterator[Counter[str]]:
     """Counts the copies, which are none where everything is on the host already."""
     counted: Counter[str] = Counter()
 
@@ -119,7 +119,7 @@ def _counted(name: str, tensors: int, device: str, watched: bool) -> Counter[str
     with contextlib.ExitStack() as stack:
         playing: Counter[str] = Counter()
         if device == "cpu":
-            playing = stack.enter_context(_the_cpu_as_a_device())
+            playing = stack.enter_context(the_cpu_as_a_device())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if watched:
             stack.enter_context(tbnum.wrap(optimizer, scaler, model=model, logdir=folder / "run"))

@@ -17,6 +17,7 @@ from tbnum.measure.statistics import TensorStatistics
 from tbnum.observe.gradients import Gradients, Marks
 from tbnum.observe.shards import Layout
 from tbnum.observe.transfer import Number, tensors_in
+from tbnum.observe.unseen_writes import UnseenWrites
 
 __all__ = [
     "NOTHING",
@@ -166,6 +167,7 @@ class Attempt:
     has_own_scale = False  # the loop's own, that it gave to `wrap` as a callable
     loss_scale: Number = UNKNOWN  # what the gradients were divided by
     unscaled_after: int | None = None  # backwards, when `unscale_` had run
+    unscaled_by_loop = False  # which called it, and may have written to the gradients since
     waits_for_clip: Gradients | None = None  # unscaled, and to be measured by the clip that follows
 
     is_measured = False
@@ -175,12 +177,15 @@ class Attempt:
     before_is_lost = False  # somebody had rescaled them by hand
     rows: Rows | None = None  # likewise, tensor by tensor
     after: Measurement | None = None  # of what the optimizer got, where it was measured
+    places_after: Sequence[int] | None = None  # of the parameters that had a gradient then
+    unseen_writes: UnseenWrites | None = None  # to compare `after` with, once it has landed
     used: Marks = ([], [])  # of what the optimizer was to get
     after_is_lost = False  # somebody wrote to it after tbnum's look: a hook of the user's, say
     change: Change | None = None
     left: Mapping[str, Tensor] = MappingProxyType({})  # (P,) int64 each: checksums of what the step left
     seen: Gradients | None = None  # the gradients when they were last looked at
     looked_at: tuple[int, ...] | None = None  # versions of some parameters when somebody looked at gradients
+    norm_taken = False  # by torch's function for it, and not to clip
 
     clipped = False  # a clip was seen
     clipped_after = 0  # backwards, when it was

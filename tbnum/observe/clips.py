@@ -16,7 +16,7 @@ from tbnum.observe.caller import users_line
 from tbnum.observe.gradients import Gradients, parameters_of
 from tbnum.observe.loop import Loop
 from tbnum.observe.meter import measured
-from tbnum.observe.rescaling import Rescaling, rescaling
+from tbnum.observe.rescaling import Rescaling, rescaling, unscaled_by_hand
 from tbnum.observe.track import Track
 from tbnum.observe.transfer import Number, capturing, hold
 from tbnum.observe.watcher import Part, harmless
@@ -96,7 +96,9 @@ class Clips(Part):
         if is_new:
             divisor = 1.0 if attempt.scaler is None else _held_scale(attempt.scaler)
             self._loop.meter.measure(track, attempt, optimizer, gradients, divisor)
-        if attempt.before.known_nonfinite:  # of a finite one a probe may want the norm, and no step
+        attempt.norm_taken = True
+        # Of a finite one a probe may want the norm, and no step: it is a look where the loop takes it before each step.
+        if attempt.before.known_nonfinite or track.takes_norms:
             self._loop.looks(track, optimizer)
 
     def _asks(
@@ -167,9 +169,10 @@ class Clips(Part):
             return
         divisor: Number = 1.0
         if attempt.scaler is not None and not is_unscaled:
-            divisor = _held_scale(attempt.scaler)
-            attempt.loss_scale = divisor
-            if max_norm is not None and _is_meant_for_unscaled(max_norm, divisor):
+            divisor = attempt.loss_scale = _held_scale(attempt.scaler)
+            if unscaled_by_hand(attempt, gradients, divisor):
+                track.rescales, divisor = True, 1.0
+            elif max_norm is not None and _is_meant_for_unscaled(max_norm, divisor):
                 where = {"where": users_line(), "max_norm": max_norm, "loss_scale": _on_host(divisor)}
                 loop.report_once("clip_before_unscale", where, track)
         elif attempt.has_own_scale and not attempt.is_measured:

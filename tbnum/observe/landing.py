@@ -231,15 +231,17 @@ def _landed(one: Attempt, host: Transfer) -> OptimizerRecord:
             record.grad_norm = UNKNOWN if one.before_is_lost else total
         else:
             shares.grad_norm = _share(record.grad_norms, layout.gradients, one.places)
+        places = one.places
         if after is not None:
             record.nonfinite_after = sum(host.numbers(after.nonfinite))
-            norms = _spread(one.parameters, one.places, after.norms, host)
+            places = places if one.places_after is None else one.places_after
+            norms = _spread(one.parameters, places, after.norms, host)
             if layout is not None and not record.skipped:
-                share = _share(norms, layout.gradients, one.places)
+                share = _share(norms, layout.gradients, places)
                 shares.grad_norm_clipped = _ratio(share, host.number(after.divisor))
         if record.nonfinite_tensors > 0 or record.nonfinite_after > 0:
             without = np.isnan(norms)
-            without[list(one.places)] = False
+            without[list(places)] = False
             record.nonfinite_rows = np.flatnonzero(~np.isfinite(norms) & ~without).tolist()
         if one.rows is not None:
             _take_rows(record, one, one.rows, host)
@@ -265,6 +267,8 @@ def _take_clipping(record: OptimizerRecord, one: Attempt, host: Transfer) -> Non
         record.grad_norm_clipped = UNKNOWN
     elif one.after is not None:
         record.grad_norm_clipped = _ratio(combine(host.numbers(one.after.totals)), host.number(one.after.divisor))
+        if one.unseen_writes is not None:
+            one.uncertain |= one.unseen_writes.differ(record.grad_norm * coefficient, record.grad_norm_clipped)
     elif coefficient == 0 and record.nonfinite_tensors == 0:
         record.grad_norm_clipped = 0.0  # finite elements whose norm overflowed: clipping left nothing
     else:

@@ -166,8 +166,9 @@ class Loop(Watcher):
         track.endings.append(False)
         if track.discarded or track.discarding:
             self._counts_discarded(track, attempt)
-        track.sides, track.usual_sides = 0, track.sides
+        track.sides, track.usual_sides, track.ended = 0, track.sides, 0
         track.unused_backwards, track.never_stepped = 0, False
+        track.takes_norms = attempt.norm_taken
         for loss in attempt.backwards:
             loss.used_by.add(track.name)
         self._joins(track, attempt)
@@ -199,6 +200,7 @@ class Loop(Watcher):
     def ends(self, track: Track, attempt: Attempt) -> None:
         """Without a step."""
         track.leftovers.went()
+        track.ended += 1
         verdict = was_given_up(track, attempt)
         if verdict is False:
             attempt.outcome = Outcome.ON_THE_SIDE

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tbnum.observe import transfer
 from tbnum.observe.attempt import UNKNOWN, Loss
 from tbnum.observe.caches import Caches
 from tbnum.observe.caller import users_line
@@ -138,8 +139,8 @@ class Losses(Part):
             marks = there.marks()
             if track.open is not None and _are_gone(track, there, marks):
                 self._gone(track)
-            elif track.open is not None and track.open.backwards and _are_others(track, marks):
-                track.open.loss_is_known = False
+            elif _are_others(track, marks) or _may_be_zeros(track, there, marks):
+                track.open.loss_is_known = False  # type: ignore[union-attr]  # there is one
             if track.open is None and there.tensors:
                 if marks == track.used:
                     track.leftovers.found("gradients_not_zeroed", there)
@@ -211,6 +212,7 @@ class Losses(Part):
             track.beginning.arrives(attempt, running.roots, is_scaled=scaled is not None, reached_all=reached_all)
         if scaled is not None:
             attempt.scaler = scaled.scaler
+            attempt.samples = now.samples() if track.is_sampled() else ()
             self._check(scaled, running.roots)
         elif loop.own_scale is not None:
             attempt.has_own_scale, attempt.loss_scale = True, loss.divisor
@@ -267,9 +269,17 @@ def _are_gone(track: Track, there: Gradients, marks: Marks) -> bool:
 def _are_others(track: Track, marks: Marks) -> bool:
     """Whether others were put in the place of the gradients that the last backward left."""
     attempt, optimizer = track.open, track.optimizer
-    if attempt is None or optimizer is None or attempt.arrived[0] == marks[0]:
+    if attempt is None or not attempt.backwards or optimizer is None or attempt.arrived[0] == marks[0]:
         return False
     return not are_flattened(parameters_of(optimizer))
+
+
+def _may_be_zeros(track: Track, there: Gradients, marks: Marks) -> bool:
+    """Whether somebody wrote to gradients of a device, which may have thrown them away: nobody looks at the values."""
+    attempt = track.open
+    if attempt is None or not attempt.backwards or marks == attempt.arrived or there.same_as(attempt.seen):
+        return False
+    return not all(transfer.on_host(gradient) for gradient in there.tensors)
 
 
 def _were_set_by_hand(track: Track, there: Gradients, marks: Marks) -> bool:

@@ -101,12 +101,16 @@ class Meter:
             histograms = histograms.without([gradient for gradient, place in pairs if place in copies])
         attempt.rows = Rows(statistics, histograms, divisor, checksums_of(gradients) if self._takes_checksums else None)
 
-    def must_look_again(self, attempt: Attempt, gradients: Gradients) -> bool:
+    def must_look_again(self, track: Track, attempt: Attempt, gradients: Gradients) -> bool:
         """Whether what the optimizer gets takes a pass of its own."""
         if attempt.uncertain or not gradients.same_as(attempt.seen):
             attempt.uncertain = True
             return True
-        return attempt.clipped and self._is_due(self._verify_interval)
+        if not (attempt.clipped or attempt.unscaled_by_loop):
+            return False
+        if not attempt.clipped and attempt.samples and attempt.samples != gradients.samples():  # a clip by hand, say
+            track.unseen_writes.were_found = attempt.uncertain = True
+        return track.unseen_writes.were_found or self._is_due(self._verify_interval)
 
     def keep_parameters(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
         """At an interval: a copy of them, before the step."""

@@ -74,6 +74,7 @@ class Scalers(Part):
             loop.report_once("loss_not_scaled", {"where": users_line()}, track)
         attempt.scaler = scaler
         attempt.unscaled_after = len(attempt.backwards)
+        attempt.unscaled_by_loop = track.in_step_of is None
         attempt.loss_scale = _held_scale(scaler)
         if attempt.clipped:  # before unscale_: `before` was measured then, under the scale
             attempt.uncertain = True
@@ -82,6 +83,7 @@ class Scalers(Part):
             attempt.waits_for_clip = attempt.seen = gradients
         else:
             loop.meter.measure(track, attempt, optimizer, gradients, 1.0)
+            attempt.samples = gradients.samples() if attempt.unscaled_by_loop else ()
 
     @harmless
     def unscale_refused(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:

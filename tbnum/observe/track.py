@@ -10,6 +10,7 @@ import enum
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from tbnum.observe.beginning import Beginning
 from tbnum.observe.gradients import Gradients, Marks
 from tbnum.observe.leftovers import Leftovers
 from tbnum.observe.moments import Moments
+from tbnum.observe.unseen_writes import UnseenWrites
 
 __all__ = ["TABLE", "Move", "Phase", "Signal", "Track", "moves"]
 
@@ -143,6 +145,7 @@ class Track:
         self.is_stepping = False  # inside optimizer.step()
         self.may_evaluate = False  # a closure is being evaluated for the first time
         self.in_step_of: torch.amp.GradScaler | None = None  # inside its scaler.step()
+        self.unspoilt: Any = None  # an `Unspoilt`, in a step whose gradients are not all finite
         self.gets: Gradients | None = None  # the gradients that a step which is under way began with
         self.used: Marks = ([], [])  # of the gradients that it last stepped with
         self.leftovers = Leftovers()
@@ -151,9 +154,13 @@ class Track:
         self.last_seen: list[int] = []  # ids of the gradients after the last backward that reached them
         self.attempts = 0
         self.rescales = False  # the loop multiplies its gradients by hand
+        self.rewrites = False  # it does something else to them before it steps
         self.clips_after_unscale = False
+        self.takes_norms = False  # before it steps, to decide whether to
+        self.unseen_writes = UnseenWrites()
         self.sides = 0  # attempts on the side since the last that counted
         self.usual_sides = 0  # likewise, before the last step
+        self.ended = 0  # attempts without a step since the last step, whatever they were
         self.discarded: list[tuple[Loss, str]] = []  # whose gradients went since the last step, and from where
         self.discarding = 0  # steps in a row before which some were
         self.unused_backwards = 0
@@ -179,7 +186,7 @@ class Track:
         """What is open ended in an exception."""
         self.open, self.phase = None, Phase.NONE
         self.is_stepping = self.may_evaluate = False
-        self.gets = None
+        self.gets = self.unspoilt = None
 
     def _move(self, move: Move) -> Attempt | None:
         attempt = self.open
@@ -200,7 +207,8 @@ class Track:
         if move is Move.END:
             self._on_ended(self, attempt)
             return attempt
-        attempt.outcome = Outcome.HELD if move is Move.HOLD else Outcome.STEPPED
+        stepped = Outcome.STEPPED if attempt.why_given_up is None else Outcome.GIVEN_UP
+        attempt.outcome = Outcome.HELD if move is Move.HOLD else stepped
         if move is Move.FINISH:
             self._on_finished(self, attempt)
         else:

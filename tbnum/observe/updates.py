@@ -13,10 +13,11 @@ from tbnum.observe.gradients import Gradients, parameters_of
 from tbnum.observe.loop import Loop
 from tbnum.observe.losses import Losses
 from tbnum.observe.meter import any_nonfinite, learning_rates, measured
-from tbnum.observe.rescaling import Rescaling, rescaling
+from tbnum.observe.rescaling import Rescaling, rescaling, unscaled_by_hand
 from tbnum.observe.track import Signal, Track
 from tbnum.observe.transfer import Number, capturing, hold
 from tbnum.observe.watcher import Part, harmless
+from tbnum.observe.withheld import Unspoilt
 
 __all__ = ["Updates"]
 
@@ -58,6 +59,7 @@ class Updates(Part):
         track.gets = gradients
         if attempt.has_nonfinite_loss or attempt.before.known_nonfinite:
             attempt.parameters_nonfinite = any_nonfinite(parameters_of(optimizer))  # before this step spoils them
+            track.unspoilt = Unspoilt.of(attempt, optimizer)
 
     @harmless
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -77,6 +79,9 @@ class Updates(Part):
         else:
             attempt.after_is_lost = attempt.used != used and attempt.used[0] == used[0]
         track.is_stepping = track.may_evaluate = False
+        unspoilt, track.unspoilt = track.unspoilt, None
+        if unspoilt is not None and unspoilt.is_left():
+            attempt.why_given_up = "looked"  # by the optimizer, which did nothing
         if attempt.snapshot:
             loop.meter.measure_update(attempt, optimizer)
         if attempt.rows is not None or attempt.change is not None:
@@ -136,23 +141,45 @@ class Updates(Part):
             loop.report_once("step_bypassed_scaler", {"where": users_line()}, track)
             if attempt.unscaled_after is None and attempt.scaler._scale is not None:
                 attempt.loss_scale = hold(attempt.scaler._scale)
-                loop.meter.measure(track, attempt, optimizer, gradients, attempt.loss_scale)
-                attempt.after = replace(attempt.before, divisor=1.0)  # the optimizer gets them with their scale
+                self._measure_bypassed(track, attempt, optimizer, gradients)
                 return
-        if track.sides and attempt.backwards and gradients.ids() != attempt.arrived[0]:
+        if track.ended and attempt.backwards and gradients.ids() != attempt.arrived[0]:
             attempt.loss_is_known = False  # sums that were kept elsewhere, of backwards whose gradients went
         if not attempt.is_measured or _was_clipped_too_early(attempt, gradients) or _are_others(attempt, gradients):
             self._measure(track, attempt, optimizer, gradients, divisor)
-        elif loop.meter.must_look_again(attempt, gradients):
-            attempt.after = measured(gradients.tensors, divisor)
+        elif loop.meter.must_look_again(track, attempt, gradients):
+            attempt.after, attempt.places_after = measured(gradients.tensors, divisor), gradients.places
+            track.unseen_writes.verify(attempt)
         attempt.used = gradients.marks()
         loop.sees_gradients(track, optimizer, attempt)
+
+    def _measure_bypassed(
+        self, track: Track, attempt: Attempt, optimizer: torch.optim.Optimizer, gradients: Gradients
+    ) -> None:
+        """The scaler did not unscale: the optimizer gets gradients with their scale, unless the loop divided by it."""
+        meter = self._loop.meter
+        if attempt.clipped and not _was_clipped_too_early(attempt, gradients) and not _are_others(attempt, gradients):
+            attempt.uncertain = True
+            attempt.after, attempt.places_after = measured(gradients.tensors, 1.0), gradients.places
+        elif unscaled_by_hand(attempt, gradients, attempt.loss_scale):
+            track.rescales = True
+            meter.measure(track, attempt, optimizer, gradients, 1.0)
+        else:
+            meter.measure(track, attempt, optimizer, gradients, attempt.loss_scale)
+            attempt.after = replace(attempt.before, divisor=1.0)
 
     def _measure(
         self, track: Track, attempt: Attempt, optimizer: torch.optim.Optimizer, gradients: Gradients, divisor: Number
     ) -> None:
         loop = self._loop
         what = rescaling(attempt, gradients)
+        ids, versions = gradients.marks()
+        is_written = ids == attempt.arrived[0] and versions != attempt.arrived[1]
+        if what is Rescaling.NONE and attempt.backwards and is_written:
+            if attempt.samples or track.rewrites or not gradients.samples():  # the latter: on a device
+                track.rewrites = True
+            else:
+                what = Rescaling.CLIP  # for the first time, and nothing shows that it was none: by hand, at a spike
         if what is not Rescaling.NONE:
             track.rescales = True
             track.beginning.rescaled()
@@ -165,9 +192,15 @@ class Updates(Part):
 
 
 def _are_others(attempt: Attempt, gradients: Gradients) -> bool:
-    """Than those that were clipped: others were put in their place, and the clip is none of theirs."""
+    """Than those that were clipped: others were put in their place, and the clip is none of theirs.
+
+    Where some are the same, others of them went: those of a layer that is not to be updated yet, say.
+    """
     seen = attempt.seen
-    return attempt.clipped and attempt.unscaled_after is None and seen is not None and gradients.ids() != seen.ids()
+    if not attempt.clipped or attempt.unscaled_after is not None or seen is None:
+        return False
+    ids = gradients.ids()
+    return ids != seen.ids() and set(ids).isdisjoint(seen.ids())
 
 
 def _was_clipped_too_early(attempt: Attempt, gradients: Gradients) -> bool:

@@ -30,6 +30,7 @@ from tbnum.observe.meter import VANISHING
 from tbnum.observe.scaled import scaled_by
 from tbnum.observe.track import OFTEN, Phase, Track
 from tbnum.observe.untraced import untraced
+from tbnum.observe.watcher import of_a_signal
 
 if TYPE_CHECKING:
     from tbnum.observe.loop import Loop
@@ -121,7 +122,8 @@ class Noted:
             and track.beginning.is_over
             and track.attempts >= OFTEN
             and track.open is track.waiting is None
-            and not (track.rescales or track.discarded or track.discarding or track.sides)
+            and not (track.rescales or track.unseen_writes.were_found or track.takes_norms)
+            and not (track.discarded or track.discarding or track.sides)
             and not track.leftovers.is_suspected
             and loop.meter.layouts.are_whole(track.name)
             and loop.assembly.is_clear
@@ -339,7 +341,7 @@ class Usual(Noted):
         if scaler._scale is None or not scaler._scale.is_cpu or self._found(scaler, optimizer) != [0.0]:
             return False
         there = list(map(_gradient_of, parameters_of(optimizer)))
-        if list(map(id, there)) != self._ids or not (self._clips_after or self._measures(there)):
+        if list(map(id, there)) != self._ids or not self._clips_after:  # others may clip by hand, unseen
             return False
         self._looked_at = some_versions(optimizer)
         self._gradients, self._seen = there, list(map(_version_of, there))
@@ -384,7 +386,7 @@ class Usual(Noted):
         if list(map(id, there)) != self._ids:
             return False
         versions = list(map(_version_of, there))
-        if self._seen and versions != self._seen:
+        if versions != (self._seen or self._arrived):
             return False
         if self._max_norm is not None and (self._coefficient is None or self._step % self._verify == 0):
             return False
@@ -439,6 +441,8 @@ class Usual(Noted):
         try:
             return call(*arguments)
         except Exception as error:
+            if of_a_signal(error):
+                raise
             self._loop.trouble(error)
             return None
 
