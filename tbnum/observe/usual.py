@@ -242,11 +242,11 @@ class Usual(Noted):
             return False
         if not (root.is_cpu and by.is_cpu and root.is_floating_point() and root.numel() == by.numel() == 1):
             return False
+        if not (self._losses or (self._attempts + 1) % OFTEN):  # one to take samples of
+            return False
         scaled = scaled_by((root,))
         if scaled is None and self._scaler is None:
             loss = float(root.item())
-            if not self._losses and not (self._attempts + 1) % OFTEN:  # one to take samples of
-                return False
         else:
             known = None if scaled is None or self._scaler is None else scaled.loss
             if not isinstance(known, float) or scaled is None or scaled.scaler is not self._scaler():
