@@ -306,7 +306,7 @@ def test_the_textbook_loop_goes_the_usual_way(kind: str, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Noted, "leave", counted)
     trained(tmp_path, kind, "nothing")
-    # Beside the first ones: tables every 25 steps, values every 16, a clip is verified every 10, the scale grows every 20.
+    # Beside the first ones: tables every 25 steps, values every 16, a clip verified every 10, growth every 20.
     assert sum(left) <= (STEPS - 16) / 4
 
 

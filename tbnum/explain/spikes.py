@@ -19,6 +19,7 @@ from tbnum.explain.thresholds import (
     FAR_TIMES,
     LR_ROSE,
     NORM_EXPLODED,
+    NORM_ROSE,
     ONE_STEP,
     SLOW_BACK,
     SPIKE_ALONE_DEVIATIONS,
@@ -352,6 +353,19 @@ def _restarted(record: Record, row: int) -> bool:
     return False
 
 
+def _something_rose(record: Record, row: int) -> bool:
+    """Whether a learning rate, or a norm before the step, had left what it was: a note does not explain that."""
+    begin = max(0, row - BEFORE)
+    for name, end, times in (("lr", row + 1, LR_ROSE), ("grad_norm", row, NORM_ROSE)):
+        for _, values in columns_named(record.steps, name):
+            before, near = values[:begin], values[begin:end]
+            before, near = before[np.isfinite(before)], near[np.isfinite(near)]
+            usual = np.median(before[-BASELINE:]) if len(before) else np.nan
+            if len(near) and len(before) and near.max() > times * usual > 0 and near.max() > 1.05 * before.max():
+                return True
+    return False
+
+
 def spike_events(record: Record) -> list[Event]:
     """Not yet explained, in order of step."""
     number = record.steps.get("step", np.empty(0, np.int64))
@@ -361,7 +375,8 @@ def spike_events(record: Record) -> list[Event]:
     for kind, name in SPIKES.items():
         for spike in spikes_in(record, name):
             step, wall_time = int(number[spike.row]), float(clock[spike.row])
-            spike = spike._replace(noted=any(step - BEFORE <= note <= step + 1 for note in notes))
+            noted = any(step - BEFORE <= note <= step + 1 for note in notes)
+            spike = spike._replace(noted=noted and not _something_rose(record, spike.row))
             events.append(Event(step, wall_time, kind, optimizer=spike.column.optimizer, data=data_of(spike, number)))
     return sorted(events, key=lambda event: event.step)
 
