@@ -102,6 +102,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "self.most_rows = max(1, (MAX_RECORD_BYTES - 4095) // self.dtype.itemsize)  # that fit a record",
     ): "a byte of the four thousand that are spare",
     ("tbnum/explain/began.py", "if count >= last + 1 and (count > 1 or len(bad) == 1):"): "it is never more",
+    (
+        "tbnum/observe/backward.py",
+        "is_inside = _thread.is_inside or torch._C._current_graph_task_id() is not -1  "
+        "# a checkpoint runs forward again",
+    ): "small integers are single",
+    (
+        "tbnum/measure/statistics.py",
+        "bins, below = (bins_of(Piece.of_bits(each)).tolist() for each in (bits, bits // 1))",
+    ): "a bin that no threshold cuts is counted one element at a time too, and nothing is added",
     ("tbnum/observe/sentinels.py", "self._left, self._step, self._last = -1, None, None"): "armed is above 0",
     (
         "tbnum/explain/nonfinite.py",

@@ -15,6 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from tbnum.explain import explain_run, findings
 from tbnum.explain.curve_findings import _frequent
+from tbnum.explain.kinds import _buffers_since
 from tbnum.explain.level_findings import _lr_text, _noise_of_levels
 from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.predict import next_overflow
@@ -23,10 +24,12 @@ from tbnum.explain.thresholds import BASELINE
 from tbnum.explain.totals import wasted_seconds
 from tbnum.explain.view import RunView
 from tbnum.log import scalar_ends
+from tbnum.log.event_file import EventFile
 from tbnum.log.part_log import _began_here
 from tbnum.log.record_file import RecordTail
 from tbnum.log.scalar_ends import _Ends, wanted
 from tbnum.log.scalar_log import TAGS_LISTED, missing_tag
+from tbnum.log.scalar_table import _spacing
 from tbnum.log.scale_changes import _Factors
 from tbnum.log.schema import MOST_RANKS, Event, check_session
 from tbnum.log.tensors import _rounded_shares
@@ -141,6 +144,27 @@ def test_a_skipped_step_costs_as_long_as_a_step_takes() -> None:
     assert wasted_seconds(FakeRun(steps)) == 2.0
 
 
+@pytest.mark.parametrize(("within", "found"), [(8, 1), (9, 0)])
+def test_a_learning_rate_that_comes_back_within_eight_steps_was_out_of_line(within: int, found: int) -> None:
+    lr = np.full(200, 1e-3)
+    lr[100 : 100 + within] = 1e-1
+    run = FakeRun({"step": np.arange(200), "lr": lr, "loss": np.ones(200)})
+    titles = [each.title for each in findings(run, [])]
+    assert titles.count("The learning rate was out of line for a step") == found
+
+
+def test_a_learning_rate_of_zero_is_not_negative() -> None:
+    lr = np.where(np.arange(100) == 50, 0.0, 1e-3)
+    run = FakeRun({"step": np.arange(100), "lr": lr, "loss": np.ones(100)})
+    assert "lr_negative" not in [each.rule for each in findings(run, [])]
+
+
+@pytest.mark.parametrize(("after", "words"), [(3, " in step 4"), (4, " in step 5"), (7, " in step 8")])
+def test_buffers_that_the_next_step_spoiled_were_spoiled_in_it(after: int, words: str) -> None:
+    event = Event(after + 1, 0.0, "nonfinite_buffers", data={"after_step": after, "by_step": after + 1})
+    assert _buffers_since(SimpleNamespace(event=event)) == words  # type: ignore[arg-type]
+
+
 # -- observe -----------------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +230,31 @@ def test_of_a_long_scalar_log_a_few_rounds_through_its_tags_and_its_end_are_read
     assert (first.step, last.step) == (0, 5999)
     of_the_end = len(list(RecordTail(path, path.stat().st_size - scalar_ends.TAIL_BYTES).read()))
     assert 10 < len(taken) - of_the_end < 40
+
+
+def test_scalars_of_a_tag_that_is_known_are_read_without_parsing_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(100):
+            writer.add_scalar("loss", float(step), step)
+    parsed: list[bytes] = []
+    parse = EventFile._parse
+    monkeypatch.setattr(EventFile, "_parse", lambda self, data: parsed.append(data) or parse(self, data))
+    (path,) = tmp_path.iterdir()
+    file = EventFile(path, lambda tag: True)
+    for frame in RecordTail(path).read():
+        file.take(frame.data)
+    assert list(file.points["loss"].values) == list(range(100)) and len(parsed) < 5
+
+
+@pytest.mark.parametrize(("first", "numbered_from"), [(9, 0), (10, 1), (0, 0)])
+def test_a_log_of_every_tenth_step_counts_from_0_where_the_last_of_ten_is_the_ninth(
+    first: int, numbered_from: int
+) -> None:
+    series = {"loss": SimpleNamespace(steps=np.arange(first, first + 100, 10))}
+    every, numbering = _spacing(SimpleNamespace(axis=None), series)  # type: ignore[arg-type]
+    assert (every, numbering.first) == (10, numbered_from)
 
 
 def test_a_share_is_rounded_to_the_nearest_and_halfway_to_the_even_one() -> None:
