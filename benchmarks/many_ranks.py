@@ -98,7 +98,7 @@ def start_rank(folder: Path, rank: int, ranks: int, *, recording: int) -> tuple[
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     environment = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    with mock.patch.dict(os.environ, environment), counted_entries() as listed:
+    with mock.patch.dict(os.environ, environment), counted_entries(folder) as listed:
         begun = time.perf_counter()
         with tbnum.wrap(optimizer, model=model, logdir=folder, ranks=recording, tensor_interval=1, verbose=False):
             for _ in range(2):
@@ -109,18 +109,26 @@ def start_rank(folder: Path, rank: int, ranks: int, *, recording: int) -> tuple[
 
 
 @contextlib.contextmanager
-def counted_entries() -> Iterator[list[int]]:
-    """How many entries each listing of a folder has, while this context lasts, as it goes to the file system."""
+def counted_entries(below: Path) -> Iterator[list[int]]:
+    """How many entries each listing of `below`, or of a folder in it, has while this context lasts.
+
+    As it goes to the file system, on whatever thread. What else lists folders in this process does not count.
+    """
     listed: list[int] = []
     scandir, listdir = os.scandir, os.listdir
 
-    def scanned(*arguments: Any) -> Any:
-        listed.append(len(listdir(*arguments)))
-        return scandir(*arguments)
+    def counts(folder: Any) -> bool:
+        return isinstance(folder, (str, os.PathLike)) and Path(folder).absolute().is_relative_to(below.absolute())
 
-    def names(*arguments: Any) -> Any:
-        found = listdir(*arguments)
-        listed.append(len(found))
+    def scanned(folder: Any = ".") -> Any:
+        if counts(folder):
+            listed.append(len(listdir(folder)))
+        return scandir(folder)
+
+    def names(folder: Any = ".") -> Any:
+        found = listdir(folder)
+        if counts(folder):
+            listed.append(len(found))
         return found
 
     with mock.patch("os.scandir", scanned), mock.patch("os.listdir", names):
