@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -300,9 +301,9 @@ def test_the_textbook_loop_goes_the_usual_way(kind: str, tmp_path: Path, monkeyp
     left: list[bool] = []
     leave = Noted.leave
 
-    def counted(usual: Usual) -> None:
+    def counted(usual: Usual, **anywhere: bool) -> None:
         left.append(usual.is_on)
-        leave(usual)
+        leave(usual, **anywhere)
 
     monkeypatch.setattr(Noted, "leave", counted)
     trained(tmp_path, kind, "nothing")
@@ -325,3 +326,76 @@ def test_published_loops_have_the_same_record_whichever_way_their_steps_go(
             leave_at_times(patch, seed=1)
             run_loop(each, tmp_path / loop / "mixed" / "run")
         assert record_of(tmp_path / loop / "mixed") == record_of(tmp_path / loop / "long"), loop
+
+
+@pytest.mark.parametrize("kind", ["plain", "scaler and clip"])
+def test_what_other_threads_do_touches_no_step(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over, left = threading.Event(), list[int]()
+    leave = Noted.leave
+
+    def counted(usual: Usual, **anywhere: bool) -> None:
+        was_on = usual.is_on
+        leave(usual, **anywhere)
+        if was_on and not usual.is_on:
+            left.append(threading.get_ident())
+
+    def other() -> None:
+        model = nn.ParameterList([torch.ones(3)])  # draws no random number
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        while not over.is_set():
+            loss = model[0].square().sum()
+            (gradient,) = torch.autograd.grad(loss, [model[0]], create_graph=True)
+            (loss + gradient.sum()).backward()
+            nn.utils.get_total_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            model.zero_grad()
+
+    trained(tmp_path / "alone" / "run", kind, "nothing")
+    monkeypatch.setattr(Noted, "leave", counted)
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        trained(tmp_path / "beside" / "run", kind, "nothing")
+    finally:
+        over.set()
+        thread.join(300)
+    assert record_of(tmp_path / "beside") == record_of(tmp_path / "alone")
+    assert set(left) == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_that_goes_on_in_another_thread_has_the_same_record(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        the_long_way(patch)
+        trained_in_turns(tmp_path / "long" / "run", kind)
+    trained_in_turns(tmp_path / "usual" / "run", kind)
+    assert record_of(tmp_path / "usual") == record_of(tmp_path / "long")
+
+
+def trained_in_turns(folder: Path, kind: str) -> None:
+    loop = Loop(folder, **KINDS[kind])
+
+    def several() -> None:
+        for _ in range(25):
+            loop.attempt()
+
+    several()
+    elsewhere(several)
+    several()
+    for elsewhere_too in ("step", "look", "backward"):  # a part of each step
+        for _ in range(3):
+            for name in ("backward", "look", "step"):
+                part = getattr(loop, name)
+                elsewhere(part) if name == elsewhere_too else part()
+            loop.optimizer.zero_grad()
+        several()
+    loop.monitor.close()
+
+
+def elsewhere(call: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(300)

@@ -97,9 +97,14 @@ class Loop(Watcher):
     # -- whose turn it is ----------------------------------------------------------------------------------------
 
     @property
+    def runs_here(self) -> bool:
+        """Whether it was last seen in this thread."""
+        return threading.get_ident() == self._thread
+
+    @property
     def is_here(self) -> bool:
-        """Whether it is known to run in this thread, and in no other."""
-        return not self._strangers and threading.get_ident() == self._thread
+        """Whether it is known to run in this thread."""
+        return threading.get_ident() == self._thread and self._thread not in self._strangers
 
     def enters(self) -> None:
         """One of the optimizers steps in this thread: the loop runs here."""

@@ -93,8 +93,14 @@ class StepObserver:
 
     @property
     def updates(self) -> Updates:
-        self.usual.leave()
+        """Of the loop's own optimizers, in whatever thread they step."""
+        self.usual.leave(anywhere=True)
         return self._updates
+
+    def gradients_went(self, parameters: set[int]) -> None:
+        """Those of a module were thrown away, in whatever thread."""
+        self.usual.leave()
+        self._updates.gradients_went(parameters)
 
     # ---
 
@@ -104,7 +110,7 @@ class StepObserver:
 
     @next_step.setter
     def next_step(self, step: int) -> None:
-        self.usual.leave()
+        self.usual.leave(anywhere=True)
         self._assembly.drain()
         self._assembly.next_step = step
 
@@ -131,7 +137,7 @@ class StepObserver:
 
     def muted(self) -> AbstractContextManager[None]:
         """What runs in this context is not the training."""
-        self.usual.leave()
+        self.usual.leave(anywhere=True)
         return self._loop.muted()
 
     def trouble(self, error: Exception) -> None:
@@ -139,7 +145,8 @@ class StepObserver:
         self._loop.trouble(error)
 
     def loss_logged(self, loss: Number, name: str | None = None) -> None:
-        self.losses.loss_logged(loss, name)
+        self.usual.leave(anywhere=True)
+        self._losses.loss_logged(loss, name)
 
     def observe(self, kind: str, data: Mapping[str, Any], optimizer: str | None = None) -> None:
         """Report something at the step that is open."""
@@ -147,7 +154,7 @@ class StepObserver:
 
     def expect_first_step(self, on_first_step: Callable[[], None]) -> None:
         """Call once more before the next step begins: a checkpoint was loaded."""
-        self.usual.leave()
+        self.usual.leave(anywhere=True)
         self._loop.on_first_step = on_first_step
 
     def drain(self, wait: bool = False) -> None:
@@ -160,5 +167,5 @@ class StepObserver:
 
     def finish(self) -> None:
         """Close a step that only some optimizers have taken, and hand on everything."""
-        self.usual.leave()
+        self.usual.leave(anywhere=True)
         self._loop.finish()

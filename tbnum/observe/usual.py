@@ -136,9 +136,13 @@ class Noted:
             self._attempts, self._used = track.attempts, track.used
             self._vain += 1
 
-    def leave(self) -> None:
-        """Give what was noted over to the long way, as it would be there."""
-        if not self._is_on:
+    def leave(self, *, anywhere: bool = False) -> None:
+        """Give what was noted over to the long way, as it would be there.
+
+        Not in a thread that the loop does not run in, unless it is `anywhere`: what another loop does there is for the
+        long way to see that it is none of this one's, and this one may be in the middle of a hook.
+        """
+        if not self._is_on or not (anywhere or self._loop.runs_here):
             return
         self._is_on = False
         stage, self.stage = self.stage, IDLE
@@ -314,13 +318,14 @@ class Usual(Noted):
         return True
 
     def is_no_part(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether a clip, in another thread perhaps, is of other gradients than this loop's."""
+        """Whether a clip, in another thread perhaps, is of other gradients than this loop's; else leaves for it."""
         optimizer = self._optimizer()
-        return (
-            self._is_on
-            and optimizer is not None
-            and set(map(id, parameters)).isdisjoint(map(id, parameters_of(optimizer)))
-        )
+        if not self._is_on or optimizer is None:
+            return False
+        if set(map(id, parameters)).isdisjoint(map(id, parameters_of(optimizer))):
+            return True
+        self.leave(anywhere=True)
+        return False
 
     @property
     def clipped(self) -> dict[str, Cover]:
@@ -361,11 +366,16 @@ class Usual(Noted):
         return [] if state is None else [float(found.item()) for found in state["found_inf_per_device"].values()]
 
     def is_others(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is none of this loop, and may run in another thread."""
-        return self._is_on and optimizer is not self._optimizer()
+        """Whether it is none of this loop, and may run in another thread; else leaves for it."""
+        return self._is_on and not self._leaves_for(optimizer is self._optimizer())
 
     def is_others_scaler(self, scaler: torch.amp.GradScaler) -> bool:
-        return self._is_on and scaler is not self._loop.scaler
+        return self._is_on and not self._leaves_for(scaler is self._loop.scaler)
+
+    def _leaves_for(self, is_its_own: bool) -> bool:
+        if is_its_own:
+            self.leave(anywhere=True)
+        return is_its_own
 
     # -- the step
 

@@ -55,7 +55,7 @@ def _seen_of_module(original: Callable[..., Any]) -> Callable[..., Any]:
             open_ones = [observer for observer in _patch_point.observers() if observer.has_gradients]
             parameters = set(map(id, module.parameters())) if open_ones else set()
             for observer in open_ones:
-                observer.updates.gradients_went(parameters)
+                observer.gradients_went(parameters)
         return original(module, *args, **kwargs)
 
     return zero_grad
