@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 from tbnum.explain import explain_run, findings
 from tbnum.explain.curve_findings import _frequent
 from tbnum.explain.kinds import _buffers_since
-from tbnum.explain.level_findings import _lr_text, _noise_of_levels
+from tbnum.explain.level_findings import _levels, _lr_text, _noise_of_levels
 from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.predict import next_overflow
+from tbnum.explain.repeats import _last_loss_was_finite
 from tbnum.explain.spikes import LIMITS, STRIDE, SpikeFacts, find_spikes
 from tbnum.explain.thresholds import BASELINE
 from tbnum.explain.totals import wasted_seconds
@@ -31,11 +33,12 @@ from tbnum.log.scalar_ends import _Ends, wanted
 from tbnum.log.scalar_log import TAGS_LISTED, missing_tag
 from tbnum.log.scalar_table import _spacing
 from tbnum.log.scale_changes import _Factors
-from tbnum.log.schema import MOST_RANKS, Event, check_session
-from tbnum.log.tensors import _rounded_shares
+from tbnum.log.schema import MAX_RECORD_BYTES, MOST_RANKS, Event, check_session
+from tbnum.log.tensors import TensorTable, _rounded_shares, encode_tables
 from tbnum.observe.landing import _share
 from tbnum.observe.loader import _same
 from tbnum.observe.nonfinite import Operations
+from tbnum.observe.origin import WatchedRun
 from tbnum.observe.shards import Parts
 from tbnum.observe.variables import _is_scheduler
 from tensorboard_plugin_tbnum import impl, runs
@@ -165,6 +168,30 @@ def test_buffers_that_the_next_step_spoiled_were_spoiled_in_it(after: int, words
     assert _buffers_since(SimpleNamespace(event=event)) == words  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("count", [500, 503, 1001])
+def test_the_last_stretch_of_losses_whose_level_is_taken_ends_with_the_record(count: int) -> None:
+    loss = 2 + np.random.default_rng(count).standard_normal(count)
+    levels = _levels(RunView(FakeRun({"step": np.arange(count), "loss": loss}), []))
+    assert levels is not None
+    assert levels.median[-1] == np.sort(loss[-levels.size :])[levels.size // 2]
+
+
+@pytest.mark.parametrize(("begin", "severity"), [(0, "info"), (60, "warning")])
+def test_a_learning_rate_that_begins_at_zero_may_be_a_warm_up(begin: int, severity: str) -> None:
+    lr = np.full(200, 1e-3)
+    lr[begin : begin + 30] = 0
+    found = findings(FakeRun({"step": np.arange(200), "lr": lr, "loss": np.ones(200)}), [])
+    assert [each.severity for each in found if each.rule == "lr_zero"] == [severity]
+
+
+def test_a_loss_that_the_last_step_did_not_have_says_nothing_of_how_a_run_ended() -> None:
+    counts = np.ones(5)
+    loss = np.array([1.0, 1.0, 1.0, 1.0, math.nan])
+    assert not _last_loss_was_finite(FakeRun({"step": np.arange(5), "loss": loss, "micro_batches": counts}))
+    counts[-1] = 0
+    assert _last_loss_was_finite(FakeRun({"step": np.arange(5), "loss": loss, "micro_batches": counts}))
+
+
 # -- observe -----------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +220,13 @@ def test_only_operations_of_the_backward_that_is_asked_about_are_looked_at() -> 
         assert seen.found is None
         logarithms.backward()
     assert seen.found is not None and seen.found[1].shape == (3,)
+
+
+def test_a_gradient_is_of_the_module_that_has_the_parameter_itself() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1)))
+    watched = WatchedRun({"": model})
+    assert watched._module_of(model[1][0].weight) == "1.0" and watched._module_of(model[0].bias) == "0"
+    assert watched._module_of(nn.Parameter(torch.ones(1))) is None
 
 
 def test_a_rank_answers_for_the_norm_of_all_of_its_parts_and_for_none_of_a_number_it_does_not_know() -> None:
@@ -255,6 +289,14 @@ def test_a_log_of_every_tenth_step_counts_from_0_where_the_last_of_ten_is_the_ni
     series = {"loss": SimpleNamespace(steps=np.arange(first, first + 100, 10))}
     every, numbering = _spacing(SimpleNamespace(axis=None), series)  # type: ignore[arg-type]
     assert (every, numbering.first) == (10, numbered_from)
+
+
+def test_a_table_longer_than_a_record_is_written_in_parts() -> None:
+    names, bytes_each = tuple(map(str, range(1_000_000))), 2  # they are packed
+    values = np.random.default_rng(0).random(len(names)) + 1.5
+    columns = {f"column{number}": values for number in range(MAX_RECORD_BYTES // (bytes_each * len(names)) + 1)}
+    records = encode_tables(TensorTable(3, names, columns))
+    assert len(records) > 1 and max(len(payload) for _, _, payload in records) < MAX_RECORD_BYTES
 
 
 def test_a_share_is_rounded_to_the_nearest_and_halfway_to_the_even_one() -> None:
