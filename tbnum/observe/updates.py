@@ -80,7 +80,8 @@ class Updates(Part):
             attempt.after_is_lost = attempt.used != used and attempt.used[0] == used[0]
         track.is_stepping = track.may_evaluate = False
         unspoilt, track.unspoilt = track.unspoilt, None
-        if unspoilt is not None and unspoilt.is_left():
+        # In a scaler's step a fused kernel skips by itself: that is the scaler's skip.
+        if unspoilt is not None and track.in_step_of is None and unspoilt.is_left():
             attempt.why_given_up = "looked"  # by the optimizer, which did nothing
         if attempt.snapshot:
             loop.meter.measure_update(attempt, optimizer)
