@@ -154,6 +154,7 @@ class Note:
     is_quiet: ClassVar[bool] = True
     is_undecided: ClassVar[bool] = False
     is_under_way: ClassVar[bool] = False
+    is_urgent: ClassVar[bool] = False
 
     def ready(self) -> bool:
         return True

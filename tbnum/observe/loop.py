@@ -104,7 +104,7 @@ class Loop(Watcher):
     @property
     def is_here(self) -> bool:
         """Whether it is known to run in this thread."""
-        return threading.get_ident() == self._thread and self._thread not in self._strangers
+        return self.runs_here and self._thread not in self._strangers
 
     def enters(self) -> None:
         """One of the optimizers steps in this thread: the loop runs here."""
