@@ -1,0 +1,670 @@
+"""Rules on levels, rates and tensors just inside and just outside of each of their limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tbnum.explain import level_findings as levels
+from tbnum.explain import lr_findings as rates
+from tbnum.explain import tensor_findings as tensors_of
+from tbnum.explain.finding import Finding
+from tbnum.explain.rows import Rows
+from tbnum.log.schema import Event
+
+INF, NAN = math.inf, math.nan
+
+
+class View:
+    """What rules see of a run, given and not worked out."""
+
+    def __init__(self, count: int = 400, *, events: Sequence[Event] = (), meta: Any = None, **steps: Any) -> None:
+        self.steps = {name: np.asarray(values) for name, values in steps.items()}
+        self.number = self.steps.setdefault("step", np.arange(count))
+        self.skipped = self.steps.get("skipped", np.zeros(len(self.number), bool))
+        self.events = list(events)
+        self.spikes: list[Any] = []
+        self.meta = meta or {}
+        self.record = self
+        self.early: dict[str | None, Rows] = {}
+        self.middle: dict[str | None, Rows] = {}
+        self.late: dict[str | None, Rows] = {}
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event.kind == kind]
+
+
+Rule = Callable[[Any], Iterator[Finding]]
+
+
+def only(rule: Rule, view: View) -> Finding | None:
+    found = list(rule(view))
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def severity(rule: Rule, view: View) -> str:
+    found = only(rule, view)
+    return "" if found is None else found.severity
+
+
+def note(step: int) -> Event:
+    return Event(step, 0.0, "annotation", data={"text": "other data"})
+
+
+# -- gradient norms ----------------------------------------------------------------------------------------------------
+
+
+def new_level_by_definition(norms: Sequence[float]) -> tuple[int, float, float] | None:
+    count = len(norms)
+    size = max(min(32, count // 16), count // 2000 // 32 * 32)
+    if size < 8:
+        return None
+    every = max(1, size // 32)
+    blocks = count // size
+    middle = [median(norms[at * size : (at + 1) * size : every]) for at in range(blocks)]
+    candidates = [at for at in range(blocks - 2) if not 1 / 4 < middle[at + 2] / middle[at] < 4]
+    for block in candidates[:8]:
+        before, after, rest = middle[block], middle[block + 2], middle[block + 2 :]
+        held = middle[max(0, block - 5) : block + 1]
+        rises = after > before
+        if not all(level > before * 2 if rises else level < before / 2 for level in rest):
+            continue
+        if (max(held) / min(held)) ** 3 > max(after / before, before / after):
+            continue
+        if any(after / 2 < level < after * 2 for level in middle[: block + 1]):
+            continue
+        if block < (2 if rises else min(8, blocks // 4)) or len(rest) < 3:
+            continue
+        place = edge_by_definition(norms, (block + 1) * size - size // 2, 2 * size, before, after)
+        if place is not None:
+            return place, before, after
+    return None
+
+
+def edge_by_definition(norms: Sequence[float], begin: int, length: int, before: float, after: float) -> int | None:
+    """After the value up to which most are of the old level, and after which most are of the new one."""
+    middle = math.sqrt(before * after)
+    least, balance, place = INF, 0.0, begin
+    for at, value in enumerate(norms[begin : begin + length]):
+        balance += (value > middle) == (after > before)
+        if balance - 0.5 * at < least:
+            least, place = balance - 0.5 * at, begin + at + 1
+    around = norms[max(0, place - 8) : place], norms[place : place + 8]
+    if min(map(len, around)) < 8:
+        return None
+    first, second = map(median, around)
+    return place if max(first / second, second / first) >= 4 / 1.5 else None
+
+
+def norm_series(seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    count = int(random.choice([100, 127, 128, 144, 250, 600, 1100]))
+    norms = np.full(count, 1.0) if seed % 3 == 0 else 2.0 ** random.integers(-1, 2, count)
+    if seed % 3 == 1:
+        norms *= np.exp(0.2 * random.standard_normal(count))
+    for _ in range(int(random.integers(1, 3))):
+        begin = int(random.integers(0, count))
+        factor = float(random.choice([0.1, 0.24, 0.25, 3.9, 4.0, 8.0, 16.0]))
+        width = count if random.random() < 0.7 else int(random.integers(10, 200))
+        norms[begin : begin + width] *= factor
+    return norms
+
+
+def test_a_new_level_of_norms_is_what_the_definition_says_block_by_block() -> None:
+    found = 0
+    for seed in range(400):
+        norms = norm_series(seed)
+        expected = new_level_by_definition(norms.tolist())
+        assert levels._new_level(norms) == (None if expected is None else pytest.approx(expected)), seed
+        found += expected is not None
+    assert found > 80
+
+
+@pytest.mark.parametrize("count", [64_000, 128_100])
+def test_of_a_long_run_every_so_many_norms_show_a_new_level(count: int) -> None:
+    norms = np.exp(0.3 * np.random.default_rng(count).standard_normal(count))
+    norms[count // 2 + 77 :] *= 8
+    assert levels._new_level(norms) == pytest.approx(new_level_by_definition(norms.tolist()))
+
+
+def jump(at: int = 200, factor: float = 8.0, count: int = 400) -> np.ndarray:
+    return np.where(np.arange(count) < at, 1.0, factor)
+
+
+@pytest.mark.parametrize(
+    ("apart", "expected"), [(0, "info"), (32, "info"), (-32, "info"), (33, "warning"), (-33, "warning")]
+)
+def test_a_note_within_32_steps_explains_another_size_of_the_gradients(apart: int, expected: str) -> None:
+    assert severity(levels.norm_level, View(grad_norm=jump(), events=[note(200 + apart)])) == expected
+
+
+def test_norms_of_skipped_steps_and_those_that_are_zero_or_not_finite_are_no_level() -> None:
+    norms = jump().repeat(2)
+    skipped = np.arange(800) % 2 == 1
+    norms[skipped] = 77.0
+    found = only(levels.norm_level, View(800, grad_norm=norms, skipped=skipped))
+    assert found is not None and found.steps == (399, 400)
+    assert "was 1 up to step 399 and is 8 since, 8 times as large" in found.evidence
+    for unknown in (0.0, NAN, INF):
+        norms[skipped] = unknown
+        found = only(levels.norm_level, View(800, grad_norm=norms))
+        assert found is not None and found.steps == (399, 400)
+
+
+@pytest.mark.parametrize(
+    ("begin", "value", "moved"),
+    [(200, 1.51, True), (200, 1.5, False), (208, 2.0, True), (209, 2.0, False), (192, 2.0, False), (193, 2.0, True)],
+)
+def test_another_size_of_the_gradients_where_the_learning_rate_moved_is_its_doing(
+    begin: int, value: float, moved: bool
+) -> None:
+    for one, other in ((1.0, value), (value, 1.0)):
+        lr = np.where(np.arange(400) < begin, one, other)
+        assert (only(levels.norm_level, View(grad_norm=jump(), lr=lr)) is None) == moved
+    assert levels._lr_moved(View(8, lr=[1, 1, 1, 1, 1, 1, 1, 2.0]), "lr", 6)  # type: ignore[arg-type]
+    assert levels._lr_moved(View(8, lr=[2.0, 1, 1, 1, 1, 1, 1, 1]), "lr", 5)  # type: ignore[arg-type]
+    assert not levels._lr_moved(View(8), "lr", 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("enlarged", "coefficient", "found"), [(96, 1.6, True), (95, 1.6, False), (96, 1.5, False)])
+def test_what_an_optimizer_gets_is_judged_where_the_loop_made_it_longer(
+    enlarged: int, coefficient: float, found: bool
+) -> None:
+    coefficients = np.ones(400)
+    coefficients[-enlarged:] = coefficient
+    got = only(levels.norm_level, View(grad_norm=np.ones(400), grad_norm_clipped=jump(), clip_coef=coefficients))
+    assert (got is not None) == found
+    assert got is None or "norm that the optimizer got was 1" in got.evidence
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "ratio", "grew", "shrank"),
+    [
+        (1, 2, 2.0, True, True),
+        (2, 3, 1.5, False, False),
+        (1, 4, 2.99, False, False),
+        (1, 4, 3.0, True, False),
+        (1, 4, 3.01, True, True),
+        (1, 4, 5.32, True, True),
+        (1, 4, 5.33, False, True),
+        (1, 4, 5.34, False, False),
+    ],
+)
+def test_losses_are_added_up_where_they_grow_nearly_as_their_number(
+    few: int, many: int, ratio: float, grew: bool, shrank: bool
+) -> None:
+    after = np.arange(100) >= 50
+    view = View(100, loss=np.where(after, ratio, 1.0), micro_batches=np.where(after, many, few))
+    found = only(levels.losses_added_up, view)
+    assert (found is not None) == grew
+    if found is not None:
+        assert found.steps == (50,) and f"from {few} to {many}, and the sum of their losses from 1 to" in found.evidence
+    shrinks = View(100, loss=np.where(after, 1.0, ratio), micro_batches=np.where(after, few, many))
+    assert (only(levels.losses_added_up, shrinks) is not None) == shrank
+
+
+@pytest.mark.parametrize(("before", "after", "found"), [(32, 32, True), (31, 40, False), (40, 31, False)])
+def test_losses_are_added_up_where_32_steps_on_both_sides_show_it(before: int, after: int, found: bool) -> None:
+    late = np.arange(before + after) >= before
+    view = View(before + after, loss=np.where(late, 4.0, 1.0), micro_batches=np.where(late, 4.0, 1.0))
+    assert (only(levels.losses_added_up, view) is not None) == found
+
+
+def test_losses_below_zero_or_without_a_count_say_nothing_of_how_they_add_up() -> None:
+    late = np.arange(100) >= 50
+    counts = np.where(late, 4.0, 1.0)
+    for loss in (-counts, counts - 1):
+        assert only(levels.losses_added_up, View(100, loss=loss, micro_batches=counts)) is None
+    skipped = np.arange(100) % 2 == 1
+    loss = np.where(skipped, 99.0, counts)
+    assert only(levels.losses_added_up, View(100, loss=loss, micro_batches=counts, skipped=skipped)) is None  # too few
+    assert only(levels.losses_added_up, View(100, loss=counts)) is None
+    none = np.where(skipped, 0.0, counts).repeat(2)
+    found = only(levels.losses_added_up, View(200, loss=counts.repeat(2), micro_batches=none))
+    assert found is not None and found.steps == (100,)
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "low", "now", "back_up"),
+    [
+        (1.0, 0.2, 1.0, True),
+        (1.0, 0.2, 1.04, True),
+        (1.0, 0.2, 1.06, False),
+        (1.0, 0.2, 0.31, True),
+        (1.0, 0.2, 0.3, False),
+        (1.0, 0.0, 1.0, False),
+    ],
+)
+def test_a_rate_that_went_back_up_to_what_the_run_had_borne_explains_a_higher_loss(
+    before: float, low: float, now: float, back_up: bool
+) -> None:
+    lr = np.full(400, low)
+    lr[:50], lr[300:] = before, now
+    assert levels._lr_went_back_up(View(lr=lr), 200, 399) == back_up  # type: ignore[arg-type]
+    assert not levels._lr_went_back_up(View(**{"lr/1": lr}), 200, 399)  # type: ignore[arg-type]
+    unknown = np.where(np.arange(400) <= 200, NAN, lr)
+    assert not levels._lr_went_back_up(View(lr=unknown), 200, 399)  # type: ignore[arg-type]
+
+
+def test_a_rate_that_rose_by_more_than_a_half_is_named_beside_a_higher_loss() -> None:
+    lr = np.full(400, 0.1)
+    lr[250] = 0.16
+    assert "from 0.1 to 0.16 (step 250)" in levels._lr_text(View(lr=lr), 200, 399)  # type: ignore[arg-type]
+    assert levels._lr_text(View(lr=lr), 200, 249) == "" != levels._lr_text(View(lr=lr), 200, 250)  # type: ignore[arg-type]
+    lr[250] = 0.15
+    assert levels._lr_text(View(lr=lr), 200, 399) == ""  # type: ignore[arg-type]
+    assert levels._lr_text(View(lr=lr - 0.1), 200, 399) == ""  # type: ignore[arg-type]
+    assert levels._lr_text(View(**{"lr/1": 9 * lr**2}), 200, 399) == ""  # type: ignore[arg-type]
+
+
+def steps_up(begin: int = 250, by: float = 1.0, low: float = 2.0) -> np.ndarray:
+    loss = np.where(np.arange(400) < begin, low, low + by)
+    return loss + 0.01 * np.where(np.arange(400) % 2 == 0, 1, -1)
+
+
+def test_a_loss_that_rises_and_stays_up_is_reported_with_both_levels_and_steps() -> None:
+    found = only(levels.loss_rose, View(loss=steps_up()))
+    assert found is not None and found.severity == "warning"
+    assert "median of 50 losses rose from 2" in found.evidence and "10 %" in found.evidence
+    begin, at = found.steps
+    assert begin < 250 < at <= 275
+    for step, expected in ((begin, "info"), (begin - 1, "warning"), (at, "info"), (at + 1, "warning")):
+        assert severity(levels.loss_rose, View(loss=steps_up(), events=[note(step)])) == expected
+    assert only(levels.loss_rose, View(loss=steps_up(by=0.19))) is None
+    assert only(levels.loss_rose, View(loss=steps_up(by=0.23))) is not None
+
+
+def test_a_level_below_zero_is_a_surrogate_where_it_scatters_by_a_fifth_of_itself() -> None:
+    alternating = np.where(np.arange(400) % 2 == 0, 1.0, -1.0)
+    for scatter, expected in ((0.105, "warning"), (0.113, "info")):  # robust: 2 x (scatter + 0.01) / 1.349
+        loss = steps_up(by=1.0, low=-1.0) + scatter * alternating
+        assert severity(levels.loss_rose, View(loss=loss)) == expected
+        assert severity(levels.loss_rose, View(loss=loss + 2.5)) == "warning"
+
+
+def test_losses_of_several_optimizers_that_differ_are_against_each_other() -> None:
+    loss = steps_up()
+    assert severity(levels.loss_rose, View(**{"loss": loss, "a/loss": loss, "b/loss": loss})) == "warning"
+    assert severity(levels.loss_rose, View(**{"loss": loss, "a/loss": loss, "b/loss": 1 + loss})) == "info"
+    assert severity(levels.loss_rose, View(**{"loss": loss, "a/loss": loss})) == "warning"
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def every(count: int, values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Measured at the first step, and then each 10th."""
+    column = np.full(400, NAN)
+    column[: 10 * count : 10] = values
+    return column
+
+
+def test_parameters_have_vanished_at_a_hundredth_of_their_largest_norm() -> None:
+    for count, last, found in ((8, 0.01, True), (8, 0.0101, False), (7, 0.01, False)):
+        norms = np.array([5.0, *[10.0] * (count - 4), *[10 * last] * 3])
+        got = only(levels.weights_vanish, View(param_norm=every(count, norms)))
+        assert (got is not None) == found
+        if got is not None:
+            assert got.steps == (10, 70) and "8 measurements" in got.evidence and "from 10 at step 10" in got.evidence
+    norms = np.array([10.0] * 8 + [0.1, 10.0, 0.1])  # the median of the last three
+    assert only(levels.weights_vanish, View(param_norm=every(11, norms))) is not None
+    norms[-1] = 10.0
+    assert only(levels.weights_vanish, View(param_norm=every(11, norms))) is None
+
+
+def test_parameters_grow_without_end_at_eight_times_their_second_quarter_and_half_above_their_third() -> None:
+    def growing(*quarters: float, count: int = 16) -> Finding | None:
+        return only(levels.weights_grow, View(param_norm=every(count, np.repeat(quarters, count // 4)[:count])))
+
+    found = growing(1.0, 1.0, 3.0, 8.0)
+    assert found is not None and found.steps == (40, 150) and "rose from 1 (the run's second quarter" in found.evidence
+    assert growing(9.0, 1.0, 3.0, 7.99) is None and growing(1.0, 1.0, 5.34, 8.0) is None
+    assert growing(1.0, 1.0, 5.33, 8.0) is not None and growing(1.0, 0.0, 1.0, 8.0) is None
+    short = np.repeat([1.0, 1.0, 3.0, 8.0], 4)[:15]
+    assert only(levels.weights_grow, View(param_norm=every(15, short))) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "grew", "found"),
+    [
+        (0.1, 3.01, True),
+        (0.2, 2.99, False),
+        (0.099, 3.0, False),
+        (0.1, 2.99, False),
+        (0.051, 6.1, True),
+        (0.0499, 9.0, False),
+        (0.06, 4.9, False),
+    ],
+)
+def test_first_steps_rewrite_parameters_that_they_make_three_times_as_large(
+    share: float, grew: float, found: bool
+) -> None:
+    start = math.sqrt(1 - share**2)
+    norms = np.array([1.0, *[grew * start] * 7])
+    moved = np.array([share * start, *[1e-6] * 7])
+    got = only(levels.first_updates, View(param_norm=every(8, norms), update_norm=every(8, moved)))
+    assert (got is not None) == found
+    if got is not None:
+        assert got.steps == (0, 10) and got.rule == "update_ratio_high"
+
+
+def test_parameters_that_start_at_zero_have_no_size_that_a_step_could_rewrite() -> None:
+    for start, found in ((0.0501, True), (0.0499, False)):  # of what the first step makes of them
+        moved = math.sqrt(1 - start**2)
+        norms, steps = np.array([1.0, *[4.0] * 7]), np.array([moved, *[0.01] * 7])
+        got = only(levels.first_updates, View(param_norm=every(8, norms), update_norm=every(8, steps)))
+        assert (got is not None) == found
+    late = np.roll(every(8, norms), 1)  # not measured from the first step on
+    assert only(levels.first_updates, View(param_norm=late, update_norm=late / 2)) is None
+    three = View(param_norm=every(3, [1.0, 4.0, 4.0]), update_norm=every(3, [0.9, 0.1, 0.1]))
+    assert only(levels.first_updates, three) is None
+    assert only(levels.first_updates, View(param_norm=every(4, [1.0, 4.0, 4.0, 4.0]), update_norm=every(4, [0.9] * 4)))
+    later = np.array([1.0, 1.0, *[9.0] * 6])  # only in the first quarter
+    assert only(levels.first_updates, View(param_norm=every(8, later), update_norm=every(8, [0.5] * 8))) is None
+
+
+# -- learning rates ----------------------------------------------------------------------------------------------------
+
+
+def flat(value: float = 1.0, count: int = 400, **at: float) -> np.ndarray:
+    lr = np.full(count, value)
+    for place, given in at.items():
+        lr[int(place[1:])] = given
+    return lr
+
+
+def test_a_rate_is_out_of_line_at_five_times_the_one_before_if_it_comes_back_to_twice_it() -> None:
+    assert only(rates.outlier, View(lr=flat(_100=5.0))) is not None
+    assert only(rates.outlier, View(lr=flat(_100=4.99))) is None
+    for back, found in ((2.0, True), (2.01, False)):
+        lr = flat(_100=9.0)
+        lr[101:] = back
+        assert (only(rates.outlier, View(lr=lr)) is not None) == found
+    for steps, found in ((8, True), (9, False)):  # at the rate that is out of line
+        lr = flat()
+        lr[100 : 100 + steps] = 9.0
+        assert (only(rates.outlier, View(lr=lr)) is not None) == found
+    assert only(rates.outlier, View(lr=flat(0.0, _100=5.0))) is None
+    assert only(rates.outlier, View(lr=flat(_100=INF))) is None
+    assert only(rates.outlier, View(lr=flat(_399=9.0))) is None  # not back
+
+
+def test_rates_that_jump_in_many_places_are_a_schedule() -> None:
+    for count, places, found in ((399, 3, True), (399, 4, False), (500, 5, True), (500, 6, False)):
+        lr = flat(count=count)
+        lr[50 : 50 + 50 * places : 50] = 9.0
+        got = only(rates.outlier, View(count, lr=lr))
+        assert (got is not None) == found
+        assert got is None or (got.steps[:3] == (50, 100, 150) and f"; {places} such places in all." in got.evidence)
+    lr = flat(_100=9.0, _200=20.0)
+    got = only(rates.outlier, View(lr=lr))
+    assert got is not None and "was 20 at step 200, 20 times that of the step before (1)" in got.evidence
+    got = only(rates.outlier, View(**{"lr/1": flat(_100=9.0)}))
+    assert got is not None and "The learning rate of group 1 was 9" in got.evidence and "in all" not in got.evidence
+
+
+@pytest.mark.parametrize(
+    ("place", "factor", "kept", "found"),
+    [
+        (80, 10.0, 320, True),
+        (79, 10.0, 321, False),  # in the first fifth
+        (80, 9.99, 320, False),
+        (200, 10.0, 31, False),
+        (200, 10.0, 32, True),
+    ],
+)
+def test_a_rate_jumps_at_ten_times_all_before_if_it_stays_for_32_steps(
+    place: int, factor: float, kept: int, found: bool
+) -> None:
+    lr = flat()
+    lr[place : place + kept] = factor
+    got = only(rates.jumped, View(lr=lr))
+    assert (got is not None) == found
+    if got is None:
+        return
+    assert got.severity == "info" and got.steps == (place,)
+    for at, expected in ((0, "warning"), (32, "warning"), (33, "info"), (-1, "info")):
+        view = View(lr=lr)
+        view.spikes = [Event(place + at, 0.0, "loss_spike")]
+        assert severity(rates.jumped, view) == expected
+
+
+def test_a_rate_has_jumped_and_stays_where_it_keeps_half_of_its_height() -> None:
+    for height, found in ((5.0, True), (4.99, False)):
+        lr = flat()
+        lr[200:] = 10.0
+        lr[210] = height
+        assert (only(rates.jumped, View(lr=lr)) is not None) == found
+    short = flat(count=33)
+    short[32:] = 10.0
+    assert only(rates.jumped, View(33, lr=short)) is not None
+    assert only(rates.jumped, View(32, lr=short[1:])) is None
+    assert only(rates.jumped, View(lr=np.where(np.arange(400) < 200, 0.0, 1.0))) is None
+
+
+def test_a_rate_below_zero_is_an_error_and_zero_is_none() -> None:
+    (found,) = rates.invalid(View(lr=flat(_7=-1e-9, _9=-1.0)))
+    assert (found.rule, found.severity, found.steps) == (
+        "lr_negative",
+        "error",
+        (7, 9),
+    ) and "in 2 steps" in found.evidence
+    assert list(rates.invalid(View(lr=flat(_7=0.0)))) == []
+    (found,) = rates.invalid(View(lr=flat(_7=INF)))
+    assert (found.rule, found.steps) == ("lr_nonfinite", (7,))
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+NAMES = ("one.weight", "one.bias", "two.weight", "two.bias")
+COLUMNS = ("grad_norm", "absmax", "param_norm", "update_norm", "overflow/float16")
+
+
+def rows_of(begin: int = 300, count: int = 4, scale: float = NAN, **columns: Any) -> Rows:
+    """Ten steps apart; of each column, unless it is given, the usual."""
+    usual = {"grad_norm": 1.0, "absmax": 1.0, "param_norm": 10.0, "update_norm": 0.01, "overflow/float16": 0.0}
+    given = {name: np.broadcast_to(columns.get(name, usual[name]), (count, 4)).astype(float) for name in COLUMNS}
+    return Rows(None, begin + 10 * np.arange(count), np.full(count, scale), NAMES, given)
+
+
+def with_rows(late: Rows, middle: Rows | None = None, early: Rows | None = None, **more: Any) -> View:
+    view = View(**more)
+    view.late = {None: late}
+    view.middle = {} if middle is None else {None: middle}
+    view.early = {} if early is None else {None: early}
+    return view
+
+
+ONE = np.array([1.0, 1.0, 0.0, 1.0])
+
+
+def test_a_tensor_is_dead_at_a_gradient_of_zero_in_all_of_four_rows() -> None:
+    found = only(tensors_of.dead, with_rows(rows_of(grad_norm=ONE)))
+    assert found is not None and "1 of 4 tensors (two.weight)" in found.evidence
+    assert "at all 4 steps looked at, from 300 to 330." in found.evidence and found.severity == "warning"
+    assert only(tensors_of.dead, with_rows(rows_of(grad_norm=ONE, count=3))) is None
+    norms = np.tile(ONE, (4, 1))
+    norms[2, 2] = 1e-30
+    assert only(tensors_of.dead, with_rows(rows_of(grad_norm=norms))) is None
+    norms[2, 2] = NAN  # unknown: only three rows say so
+    assert only(tensors_of.dead, with_rows(rows_of(grad_norm=norms))) is None
+    five = np.tile(ONE, (5, 1))
+    five[2, 2] = NAN
+    assert only(tensors_of.dead, with_rows(rows_of(grad_norm=five, count=5))) is not None
+    five[1] = 0.0  # a step at which no tensor had a gradient speaks of none
+    assert only(tensors_of.dead, with_rows(rows_of(grad_norm=five, count=5))) is None
+
+
+def test_whether_a_dead_tensor_had_a_gradient_before_is_said_where_it_is_known() -> None:
+    found = only(tensors_of.dead, with_rows(rows_of(grad_norm=ONE), rows_of(100)))
+    assert found is not None and "; two.weight had one before." in found.evidence
+    found = only(tensors_of.dead, with_rows(rows_of(grad_norm=ONE), rows_of(100, grad_norm=ONE)))
+    assert found is not None and "; nor had they one before." in found.evidence and found.severity == "warning"
+    bias = np.array([1.0, 0.0, 1.0, 0.0])
+    view = with_rows(rows_of(grad_norm=bias), rows_of(100, grad_norm=bias))
+    assert severity(tensors_of.dead, view) == "info"  # the loss does not depend on biases alone
+    assert severity(tensors_of.dead, with_rows(rows_of(grad_norm=bias))) == "warning"
+    assert severity(tensors_of.dead, with_rows(rows_of(grad_norm=bias), rows_of(100))) == "warning"
+    shapes = {"parameters": {"one.bias": (4, 4), "two.bias": (4,)}}
+    view = with_rows(rows_of(grad_norm=bias), rows_of(100, grad_norm=bias), meta=shapes)
+    assert severity(tensors_of.dead, view) == "warning"
+
+
+def test_a_tensor_that_moves_by_more_than_its_decay_is_trained_between_the_rows() -> None:
+    def trained(norms: Sequence[float], moved: Sequence[float], **more: Any) -> bool:
+        given = {"param_norm": np.array(norms)[:, None], "update_norm": np.array(moved)[:, None]}
+        return only(tensors_of.dead, with_rows(rows_of(grad_norm=ONE, **given), **more)) is None
+
+    assert not trained([1, 1, 1, 1], [0, 0, 0, 0])
+    assert trained([1, 1, 1, 1.00002], [0, 0, 0, 0]) and not trained([1, 1, 1, 1.000009], [0, 0, 0, 0])
+    assert not trained([2, 1, 1, 1], [0, 0, 0, 0])  # the last three rows count
+    assert not trained([1, 1, 0.9, 0.81], [0.005] * 4) and trained([1, 1, 0.88, 0.77], [0.005] * 4)
+    assert not trained([NAN, NAN, NAN, 1.5], [0, 0, 0, 0])
+
+
+def test_with_adam_a_step_beyond_the_decay_shows_that_a_tensor_is_trained() -> None:
+    def trained(share: float, **group: Any) -> bool:
+        groups = [{"weight_decay": 0.1, "decoupled_weight_decay": True, **group}]
+        meta = {"optimizers": {"optimizer": {"groups": groups}}}
+        rows = rows_of(grad_norm=ONE, param_norm=1.0, update_norm=share)
+        return only(tensors_of.dead, with_rows(rows, meta=meta, lr=np.full(400, 0.01))) is None
+
+    assert not trained(0.0019) and trained(0.0021)  # decay takes 0.001 a step
+    assert not trained(0.0021, decoupled_weight_decay=False)  # part of the gradient, then: nothing is known of it
+    assert trained(0.0021, weight_decay=0, decoupled_weight_decay=False) and not trained(0.0021, weight_decay=0.2)
+
+
+def test_a_gradient_has_faded_at_a_hundred_thousandth_of_what_it_was() -> None:
+    for share, found in ((1e-5, True), (1.01e-5, False), (0.0, False)):
+        late = rows_of(grad_norm=[1.0, 1.0, share, 1.0])
+        got = only(tensors_of.faded, with_rows(late, rows_of(100)))
+        assert (got is not None) == found
+        assert got is None or "1 tensor (two.weight): the gradient norm of two.weight is 1e-05 times" in got.evidence
+        assert (only(tensors_of.faded, with_rows(late, early=rows_of(0))) is not None) == found
+        more = with_rows(late, rows_of(100, grad_norm=0.1), rows_of(0))  # the larger of both
+        assert (only(tensors_of.faded, more) is not None) == found
+        assert only(tensors_of.faded, with_rows(late)) is None
+    all_less = rows_of(grad_norm=np.array([0.1, 0.1, 1e-5, 0.1]))
+    assert only(tensors_of.faded, with_rows(all_less, rows_of(100))) is None
+    all_more = rows_of(grad_norm=np.array([9.0, 9.0, 1.01e-5, 9.0]))
+    assert only(tensors_of.faded, with_rows(all_more, rows_of(100))) is None
+
+
+def test_a_gradient_runs_away_at_a_hundred_times_that_of_the_middle() -> None:
+    for times, found in ((100.0, True), (99.9, False)):
+        late = rows_of(grad_norm=[1.0, 1.0, times, 1.0])
+        got = only(tensors_of.exploding, with_rows(late, rows_of(100)))
+        assert (got is not None) == found
+        assert got is None or "1 tensor (two.weight): the gradient norm of two.weight is 1e+02 times" in got.evidence
+    late = rows_of(grad_norm=[150.0, 1.0, 300.0, 1.0])
+    got = only(tensors_of.exploding, with_rows(late, rows_of(100)))
+    assert (
+        got is not None
+        and "2 tensors (one.weight, two.weight): the gradient norm of two.weight is 3e+02" in got.evidence
+    )
+    assert only(tensors_of.exploding, with_rows(late, rows_of(100, count=3))) is None
+    assert only(tensors_of.exploding, with_rows(late)) is None
+    assert only(tensors_of.exploding, with_rows(late, rows_of(100, grad_norm=0.0))) is None
+
+
+def test_a_tensor_has_vanished_at_a_hundredth_of_the_beginning() -> None:
+    for share, found in ((0.01, True), (0.0101, False)):
+        late = rows_of(param_norm=[10.0, 10.0, 10 * share, 10.0])
+        got = only(tensors_of.vanishing, with_rows(late, early=rows_of(0)))
+        assert (got is not None) == found
+        assert got is None or "the norm of two.weight is 0.01 times" in got.evidence
+    assert only(tensors_of.vanishing, with_rows(late)) is None
+
+
+def test_steps_are_large_from_three_tenths_of_a_matrix_on_and_tiny_down_to_a_millionth() -> None:
+    def rules(*updates: float, **more: Any) -> set[str]:
+        return {found.rule for found in tensors_of.updates(with_rows(rows_of(update_norm=updates, **more)))}
+
+    assert rules(0.01, 0.01, 3.0, 0.01) == {"update_ratio_high"} and rules(0.01, 0.01, 2.99, 0.01) == set()
+    assert rules(0.01, 3.0, 0.01, 3.0) == set()  # biases start at zero
+    assert rules(0.01, 0.01, 9.99e-6, 0.01) == {"update_ratio_low"} and rules(0.01, 0.01, 1.01e-5, 0.01) == set()
+    assert rules(3.0, 0.01, 9e-6, 0.01) == {"update_ratio_high", "update_ratio_low"}
+    assert rules(0.01, 9e-6, 0.01, 0.01) == {"update_ratio_low"}
+    rounding = [1.0, 1e-5, 1.0, 1.0]  # the bias before a normalization
+    assert rules(0.01, 9e-6, 0.01, 0.01, grad_norm=rounding) == set()
+    rounding[1] = 1.1e-5
+    assert rules(0.01, 9e-6, 0.01, 0.01, grad_norm=rounding) == {"update_ratio_low"}
+    assert rules(0.01, 0.01, 9e-6, 0.01, grad_norm=[1.0, 1.0, 1e-5, 1.0]) == {"update_ratio_low"}
+    reached = np.ones((4, 4))
+    reached[0, 2] = 0.0  # an expert that no token chose, at one of four rows
+    assert rules(0.01, 0.01, 9e-6, 0.01, grad_norm=reached) == set()
+    assert rules(0.01, 0.01, 3.0, 0.01, grad_norm=reached) == {"update_ratio_high"}
+
+
+def test_steps_at_less_than_a_tenth_of_the_highest_rate_do_not_count() -> None:
+    rows = rows_of(update_norm=[0.01, 0.01, 9e-6, 0.01])
+    for rate, found in ((0.1, True), (0.099, False)):
+        lr = np.ones(400)
+        lr[330:] = rate  # from the last of four rows on
+        assert bool(list(tensors_of.updates(with_rows(rows, lr=lr)))) == found
+    assert list(tensors_of.updates(with_rows(rows, lr=np.full(400, NAN))))
+
+
+def test_headroom_runs_out_where_gradients_grow_sixteenfold_and_the_scale_comes_down_by_four() -> None:
+    def headroom(grew: float, fell: float, late: float = 256.0, count: int = 4) -> Finding | None:
+        middle = rows_of(100, count=count, scale=late * fell)
+        return only(tensors_of.headroom, with_rows(rows_of(absmax=grew, scale=late), middle))
+
+    found = headroom(16.0, 4.0)
+    assert found is not None and "grew 16-fold and the scale fell from 2^10 to 256" in found.evidence
+    assert "it is 1 about 800 steps from now" in found.evidence  # 2 doublings in 200 steps
+    assert headroom(15.9, 4.0) is None and headroom(16.0, 3.9) is None and headroom(16.0, 4.0, count=3) is None
+    below = headroom(16.0, 4.0, late=0.5)
+    assert below is not None and "about 0 steps from now" in below.evidence
+    assert only(tensors_of.headroom, with_rows(rows_of(absmax=0.0, scale=1.0), rows_of(100, scale=4.0))) is None
+
+
+def test_gradients_are_not_float16_where_half_of_the_tensors_leave_its_range_in_half_of_the_rows() -> None:
+    def found(over: np.ndarray, scale: float = 2.0) -> bool:
+        return only(tensors_of.not_float16, with_rows(rows_of(scale=scale, **{"overflow/float16": over}))) is not None
+
+    half = np.zeros((4, 4))
+    half[:2, :2] = 0.01  # two of four tensors, in two of four rows
+    assert found(half) and not found(half, scale=1.0) and not found(half, scale=NAN)
+    for missing in ((0, 0), (1, 1)):
+        less = half.copy()
+        less[missing] = 0.0
+        assert not found(less)
+    unknown = half.copy()
+    unknown[:, 2:] = NAN
+    unknown[0, 1] = 0.0
+    assert found(unknown)  # of two that are known one
+
+
+@pytest.mark.parametrize(("dtype", "ulp"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+def test_updates_are_lost_below_half_a_unit_in_the_last_place(dtype: str, ulp: float) -> None:
+    def found(rate: float = 0.49, moved: float = 0.49, adam: str = "AdamW", **more: Any) -> Finding | None:
+        size = 3.0  # of each element
+        lr = rate * size * ulp
+        optimizers = {"optimizer": {"class": adam, "dtypes": more.pop("dtypes", {dtype: 4})}}
+        meta = {"optimizers": optimizers, "parameters": {name: (4, 25) for name in NAMES}}
+        rows = rows_of(param_norm=size * 10, update_norm=[lr * 10, lr * 10, moved * lr * 10, lr * 10], **more)
+        return only(tensors_of.updates_lost, with_rows(rows, meta=meta, lr=np.full(400, lr)))
+
+    got = found()
+    assert got is not None and f"1 tensor (two.weight) are {dtype}" in got.evidence
+    assert f"moves by {ulp:.2g} of itself" in got.evidence
+    assert found(rate=0.51) is None and found(moved=0.51) is None and found(adam="SGD") is None
+    assert found(dtypes={"float32": 4}) is None and found(dtypes={dtype: 2, "float32": 2}) is None
+    assert found(dtypes={}) is None and found(grad_norm=0.0) is None
+
+
+def test_names_beyond_three_are_counted() -> None:
+    assert (
+        tensors_of._listed(["a", "b", "c"]) == "a, b, c"
+        and tensors_of._listed(["a", "b", "c", "d"]) == "a, b, c and 1 more"
+    )
