@@ -10,11 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tbnum.explain import clip_findings as clip_rules
+from tbnum.explain import curve_findings as curve_rules
 from tbnum.explain import level_findings as levels
 from tbnum.explain import lr_findings as rates
+from tbnum.explain import replicas as replicas_of
+from tbnum.explain import scale_findings as scale_rules
 from tbnum.explain import tensor_findings as tensors_of
 from tbnum.explain.finding import Finding
+from tbnum.explain.led_here import Quantity, what_led_here
 from tbnum.explain.rows import Rows
+from tbnum.explain.spikes import SpikeFacts
 from tbnum.log.schema import Event
 
 INF, NAN = math.inf, math.nan
@@ -668,3 +674,324 @@ def test_names_beyond_three_are_counted() -> None:
         tensors_of._listed(["a", "b", "c"]) == "a, b, c"
         and tensors_of._listed(["a", "b", "c", "d"]) == "a, b, c and 1 more"
     )
+
+
+# -- clipping ----------------------------------------------------------------------------------------------------------
+
+
+def clips(clipped: int, known: int, threshold: float = 1.0, **more: Any) -> View:
+    coefficient = np.where(np.arange(known) < clipped, 0.5, 1.0)
+    return View(known, clip_coef=coefficient, max_norm=np.full(known, threshold), **more)
+
+
+@pytest.mark.parametrize(
+    ("clipped", "known", "rule"),
+    [
+        (95, 100, "clipped_always"),
+        (94, 100, ""),
+        (94, 99, ""),  # too few steps
+        (99, 99, ""),
+        (0, 100, "clipped_never"),
+        (1, 100, ""),
+        (1, 10_000, "clipped_never"),
+        (2, 10_000, ""),
+    ],
+)
+def test_clipping_is_always_from_95_percent_and_never_up_to_a_ten_thousandth(
+    clipped: int, known: int, rule: str
+) -> None:
+    found = only(clip_rules.clipping, clips(clipped, known))
+    assert ("" if found is None else found.rule) == rule
+    if found is not None:
+        assert f"{clipped:,} of {known:,} steps" in found.evidence and "at max_norm 1." in found.evidence
+        norms = np.where(np.arange(known) % 2 == 0, 3.0, 5.0)
+        with_norms = only(clip_rules.clipping, clips(clipped, known, grad_norm=norms))
+        assert with_norms is not None and "; median norm before clipping 4." in with_norms.evidence
+    for threshold in (0.0, -1.0, NAN):
+        assert only(clip_rules.clipping, clips(clipped, known, threshold)) is None
+
+
+def test_a_threshold_that_is_not_above_zero_is_an_error_with_the_worst_and_where_it_began() -> None:
+    thresholds = np.full(400, 1.0)
+    thresholds[[20, 30]] = 0.0
+    found = only(clip_rules.wrong_threshold, View(max_norm=thresholds))
+    assert found is not None and found.steps == (20, 30) and "is 0" in found.title
+    assert "was 0 in 2 steps, the first at step 20" in found.evidence
+    thresholds[40], thresholds[50] = -2.0, NAN
+    found = only(clip_rules.wrong_threshold, View(max_norm=thresholds))
+    assert (
+        found is not None and found.steps == (20, 30, 40) and "negative" in found.title and "was -2" in found.evidence
+    )
+    assert only(clip_rules.wrong_threshold, View(max_norm=np.ones(400))) is None
+
+
+def test_gradients_that_two_steps_set_to_zero_are_an_error() -> None:
+    norms, clipped = np.full(400, 3.0), np.full(400, 1.5)
+    for count, found in ((1, False), (2, True)):
+        clipped[:count] = 0.0
+        got = only(clip_rules.wrong_value, View(grad_norm=norms, grad_norm_clipped=clipped))
+        assert (got is not None and got.severity == "error") == found
+    known = View(grad_norm=norms, grad_norm_clipped=clipped, max_norm=np.ones(400))
+    assert only(clip_rules.wrong_value, known) is None  # that of a clip by norm is another rule's
+    assert only(clip_rules.wrong_value, View(grad_norm=0 * norms, grad_norm_clipped=clipped)) is None
+    skipped = View(grad_norm=norms, grad_norm_clipped=clipped, skipped=np.arange(400) == 1)
+    assert only(clip_rules.wrong_value, skipped) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "varied", "length", "found"),
+    [(16, 1.011, 2.0, True), (15, 1.011, 2.0, False), (16, 1.009, 2.0, False), (16, 1.011, 1.0, False)],
+)
+def test_gradients_of_one_length_whatever_they_were_and_longer_were_set_to_one_magnitude(
+    count: int, varied: float, length: float, found: bool
+) -> None:
+    norms = np.where(np.arange(400) % 2 == 0, 1.0, varied)
+    clipped = norms.copy()
+    clipped[100 : 100 + count] = length
+    if length == 1.0:
+        clipped = np.minimum(clipped, 1.0)
+    got = only(clip_rules.wrong_value, View(grad_norm=norms, grad_norm_clipped=clipped))
+    assert (got is not None) == found
+    if got is not None:
+        assert got.steps == tuple(range(100, 116)) and "a norm of 2 in 16 steps from step 100 on" in got.evidence
+        assert "up to 2 times theirs" in got.evidence
+        rounded = clipped.copy()
+        rounded[100:116:2] *= 1 + 0.9e-5
+        assert only(clip_rules.wrong_value, View(grad_norm=norms, grad_norm_clipped=rounded)) is not None
+        rounded[100:116:2] *= 1 + 0.2e-5
+        assert only(clip_rules.wrong_value, View(grad_norm=norms, grad_norm_clipped=rounded)) is None
+
+
+def test_no_clipping_is_worth_a_word_from_three_spikes_or_bad_batches_on() -> None:
+    def found(spikes: int, bad: int, threshold: float = NAN, **more: Any) -> Finding | None:
+        events = [Event(10 + at, 0.0, "skip", cause="bad_batch") for at in range(bad)]
+        view = View(events=events, max_norm=np.full(400, threshold), **more)
+        view.spikes = [Event(100 + at, 0.0, "loss_spike") for at in range(spikes)]
+        return only(clip_rules.no_clipping, view)
+
+    got = found(2, 1)
+    assert got is not None and got.steps == (10, 100, 101) and "2 loss spikes and 1 bad batch" in got.evidence
+    assert found(2, 0) is None and found(0, 2) is None and found(0, 3) is not None and found(2, 1, 1.0) is None
+    got = found(2, 1, grad_norm=np.where(np.arange(400) == 3, INF, 2.0))
+    assert got is not None and "The median gradient norm is 2." in got.evidence
+    view = View()
+    view.spikes = [Event(at, 0.0, "loss_spike") for at in range(9)]
+    assert only(clip_rules.no_clipping, view) is None  # a record that has no column of it
+
+
+# -- the loss scale ----------------------------------------------------------------------------------------------------
+
+
+def test_a_scale_from_two_to_the_48_on_is_far_beyond_what_float16_needs() -> None:
+    scale = np.full(400, 2.0**16)
+    assert only(scale_rules.scale_extreme, View(loss_scale=scale)) is None
+    scale[[100, 101]] = 2.0**48, 2.0**50
+    found = only(scale_rules.scale_extreme, View(loss_scale=scale))
+    assert found is not None and found.steps == (100, 101) and found.severity == "warning"
+    assert (
+        "2 steps had a scale of 2^48 or more, the first at step 100, the highest 2^50; none of them" in found.evidence
+    )
+    found = only(scale_rules.scale_extreme, View(loss_scale=scale, skipped=np.arange(400) == 101))
+    assert found is not None and "1 of them was skipped" in found.evidence
+    scale[100:102] = 2.0**47.9
+    assert only(scale_rules.scale_extreme, View(loss_scale=scale)) is None
+
+
+def test_a_scale_that_no_gradient_survives_is_an_error_where_it_stays() -> None:
+    for value in (INF, -1.0):
+        scale = np.full(400, 8.0)
+        scale[7] = value
+        found = only(scale_rules.scale_extreme, View(loss_scale=scale))
+        assert found is not None and (found.severity, found.steps) == ("warning", (7,))
+        scale[399] = value
+        found = only(scale_rules.scale_extreme, View(loss_scale=scale))
+        assert found is not None and (found.severity, found.steps) == ("error", (7, 399))
+        assert "in 2 steps, the first at step 7" in found.evidence
+    assert only(scale_rules.scale_extreme, View(loss_scale=np.where(np.arange(400) == 3, 0.0, 8.0))) is None
+
+
+def falling(*levels: tuple[float, int], falls: int = 3, **more: Any) -> Finding | None:
+    scale = np.concatenate([np.full(count, level) for level, count in levels])
+    events = [Event(200 + at, 0.0, "scale_backoff") for at in range(falls)] + list(more.pop("events", ()))
+    return only(scale_rules.scale_falls, View(len(scale), events=events, loss_scale=scale, **more))
+
+
+def test_a_scale_keeps_falling_that_came_down_sixteenfold_over_three_skips_from_one_that_had_held() -> None:
+    found = falling((64.0, 32), (4.0, 32))
+    assert found is not None and found.steps == (0, 200, 201, 202)
+    assert "It was 64 for 32 steps from step 0 on, and is 4 now, after 3 more overflows" in found.evidence
+    assert falling((64.0, 32), (4.01, 32)) is None and falling((64.0, 32), (4.0, 31)) is None
+    assert falling((64.0, 31), (4.0, 40)) is None and falling((64.0, 32), (4.0, 32), falls=2) is None
+    higher = falling((64.0, 32), (128.0, 31), (4.0, 40))
+    assert higher is not None and "It was 64 for 32 steps" in higher.evidence
+    later = falling((64.0, 40), (128.0, 32), (8.0, 40))
+    assert later is not None and "It was 128 for 32 steps from step 40 on" in later.evidence
+    assert falling((64.0, 32), (4.0, 32), events=[Event(50, 0.0, "scale_set")]) is None
+    assert falling((64.0, 32), (4.0, 32), events=[Event(0, 0.0, "scale_set")]) is not None
+    assert falling((64.0, 32), (4.0, 32), events=[Event(50, 0.0, "scaler_state_lost")]) is None
+    assert falling((64.0, 32), (4.0, 32), events=[Event(50, 0.0, "scale_collapse")]) is None
+    assert falling((64.0, 32), (4.0, 33), skipped=np.arange(65) == 40) is not None
+    assert falling((64.0, 32), (4.0, 32), skipped=np.arange(64) == 40) is None
+    again = [Event(200, 0.0, "scale_backoff"), Event(201, 0.0, "scale_backoff")]  # at the same steps
+    assert falling((64.0, 32), (4.0, 32), falls=2, events=again) is None
+
+
+def test_steps_at_a_scale_below_one_are_counted_where_they_were_taken() -> None:
+    scale = np.full(400, 1.0)
+    assert only(scale_rules.scale_floor, View(loss_scale=scale)) is None
+    scale[[5, 6, 7]], scale[8] = [0.5, 0.25, 0.0], -1.0
+    found = only(scale_rules.scale_floor, View(loss_scale=scale, skipped=np.arange(400) == 6))
+    assert found is not None and found.steps == (5, 7) and "2 steps were taken" in found.evidence
+    assert "the first at step 5, the lowest at 0" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("eps", "dtypes", "found"),
+    [
+        (0.0, {"float32": 1}, True),
+        (1e-8, {"float16": 1}, True),
+        (1e-8, {"float32": 1}, False),
+        (1e-7, {"float16": 1}, False),
+        (1e-8, None, False),
+        (None, {"float16": 1}, False),
+    ],
+)
+def test_an_eps_is_nothing_at_zero_and_where_float16_rounds_it_to_zero(eps: Any, dtypes: Any, found: bool) -> None:
+    meta = {"optimizers": {"optimizer": {"class": "AdamW", "dtypes": dtypes, "groups": [{"eps": 1e-3}, {"eps": eps}]}}}
+    got = only(scale_rules.eps_vanishes, View(meta=meta))
+    assert (got is not None) == found
+    assert got is None or "AdamW (optimizer, group 1) has eps=" in got.evidence
+
+
+# -- spikes as findings ------------------------------------------------------------------------------------------------
+
+
+def spike(step: int, **more: Any) -> SpikeFacts:
+    given: dict[str, Any] = {"back_after": 3, "lasting": False, "grave": False, "schedule": False, "recurs": False}
+    return SpikeFacts(step, step, 9.0, 1.0, **{**given, **more})
+
+
+@pytest.mark.parametrize(
+    ("places", "steps", "more", "frequent"),
+    [
+        ((100, 250, 300), 3000, {}, True),
+        ((100, 250, 300), 3001, {}, False),  # fewer than one in a thousand
+        ((100, 250), 400, {}, False),
+        ((100, 200, 300), 400, {}, False),  # a rhythm
+        ((100, 200, 289, 400), 500, {}, True),
+        ((100, 200, 290, 400), 500, {}, False),  # by a tenth
+        ((100, 250, 300), 400, {"back_after": 2}, False),
+        ((100, 250, 300), 400, {"back_after": None}, True),
+        ((100, 250, 300), 400, {"schedule": True}, False),
+        ((100, 250, 300), 400, {"recurs": True}, False),
+        ((100, 102, 105), 400, {}, False),
+        ((100, 102, 106), 400, {}, False),
+        ((100, 102, 107), 400, {}, True),
+    ],
+)
+def test_spikes_are_frequent_from_three_on_and_one_in_a_thousand_without_a_rhythm(
+    places: Sequence[int], steps: int, more: Any, frequent: bool
+) -> None:
+    assert curve_rules._frequent([spike(place, **more) for place in places], steps) == frequent
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "deviations", "words"),
+    [
+        ("lr", 1.51, 4.0, "the learning rate rose from 1 to 1.51 at step 7"),
+        ("lr", 1.5, 4.0, None),
+        ("lr", 1.51, 3.99, None),
+        ("grad_norm", 3.01, 4.0, "the gradient norm rose to 3 times the usual at step 7"),
+        ("grad_norm", 3.0, 4.0, None),
+        ("update_ratio", 3.01, 4.0, "the updates rose to 3 times their usual length at step 7"),
+        ("update_ratio", 3.0, 4.0, None),
+        ("tensor_grad_norm", 10.1, 4.0, "the gradient of a.weight rose to 10 times the usual at step 7"),
+        ("tensor_grad_norm", 10.0, 4.0, None),
+        ("clip_coef", 99.0, 99.0, None),
+        ("grad_norm", 0.01, 99.0, None),
+    ],
+)
+def test_what_rose_before_a_spike_is_named_from_its_own_limit_on(
+    name: str, value: float, deviations: float, words: str | None
+) -> None:
+    found = curve_rules._in_words(Quantity(name, None, "a.weight", 1.0, value, 7, deviations, (), ()))
+    assert (None if found is None else found[0]) == words
+
+
+def led_by_definition(values: np.ndarray, begin: int, end: int) -> tuple[float, float, int, float] | None:
+    """Usual, the value furthest from it, its place, and how far that is."""
+    places = [at for at in range(begin, end) if math.isfinite(values[at])]
+    if len(places) < 8:
+        return None
+    inside = [float(values[at]) for at in places]
+    before = [float(value) for value in values[max(0, begin - 64) : begin] if math.isfinite(value)]
+    if len(before) < 8:
+        before = inside[: len(inside) // 2]
+    logs = min(inside) > 0 and min(before) > 0
+    compared, usually = ([math.log(v) for v in each] if logs else each for each in (inside, before))
+    middle = median(usually)
+    low, high = np.quantile(usually, [0.1, 0.9])
+    width = max(1.4826 * median(abs(value - middle) for value in usually), (high - low) / 2.56)
+    width = max(width, 0.05 if logs else 0.05 * abs(middle), 1e-30)
+    away = [abs(value - middle) / width for value in compared]
+    at = away.index(max(away))
+    return math.exp(middle) if logs else middle, inside[at], places[at], away[at]
+
+
+def test_what_led_to_a_step_is_how_far_each_quantity_was_from_its_usual_in_the_32_steps_before() -> None:
+    random = np.random.default_rng(0)
+    for case in range(60):
+        count = int(random.integers(9, 140))
+        values = random.standard_normal(count) + (4 if case % 3 else 0)
+        if case % 4 == 1:
+            values = np.round(values)
+        values[random.random(count) < random.choice([0.0, 0.3, 0.8])] = NAN
+        step = int(random.integers(1, count + 1))
+        begin = max(0, step - 32)
+        expected = led_by_definition(values, begin, step)
+        led = what_led_here(View(count, grad_norm=values), step)  # type: ignore[arg-type]
+        assert (led.step, led.first_step) == (step, begin)
+        if expected is None:
+            assert led.quantities == () and "grad_norm" in led.not_recorded
+            continue
+        (found,) = led.quantities
+        assert (found.usual, found.value, found.at_step, found.deviations) == pytest.approx(expected, rel=1e-9)
+        places = [at for at in range(begin, step) if math.isfinite(values[at])]
+        assert found.steps == tuple(places) and found.values == tuple(values[places].tolist())
+
+
+def exploded(norm: float, at: int = 195, step: int = 200, **more: Any) -> Finding | None:
+    norms = np.where(np.arange(400) % 2 == 0, 0.9, 1.1)
+    norms[at] = norm
+    view = View(grad_norm=norms, events=[Event(step, 0.0, "nonfinite_step")], **more)
+    return only(curve_rules.exploding_norms, view)
+
+
+def test_a_norm_that_exploded_before_something_worse_is_named() -> None:
+    found = exploded(11.0)
+    assert (
+        found is not None and "was 11 at step 195" in found.evidence and "5 steps later, at step 200" in found.evidence
+    )
+    assert set(found.steps) == {195, 200}
+    assert exploded(9.0) is None and exploded(99.0, at=201) is None and exploded(99.0, at=150) is None
+
+
+# -- replicas ----------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_leave_each_other_at_the_first_step_whose_known_checksums_differ() -> None:
+    names = ("a", "b")
+
+    def series(*rows: tuple[int, int], steps: Sequence[int] = (0, 10, 20), names: Any = names) -> Any:
+        return np.array(steps), names, np.array(rows, np.uint64)
+
+    one = series((5, 6), (7, 8), (9, 1))
+    left = replicas_of._left
+    assert left(one, one) is None and left(one, series((5, 6), (7, 8), (9, 1))) is None
+    assert left(one, series((5, 6), (7, 8), (9, 2))) == (10, 20, ("b",))
+    assert left(one, series((5, 6), (1, 2), (9, 2))) == (0, 10, ("a", "b"))
+    assert left(one, series((4, 6), (7, 8), (9, 1))) == (-1, 0, ("a",))
+    assert left(one, series((5, 6), (0, 8), (9, 1))) is None  # unknown
+    assert left(one, series((5, 6), (7, 8), (9, 1), names=("a", "c"))) is None
+    assert left(one, series((7, 9), (9, 1), steps=(10, 20))) == (-1, 10, ("b",))
+    assert left(one, series((1, 1), (1, 1), (1, 1), steps=(1, 11, 21))) is None  # at no step both
