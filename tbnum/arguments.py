@@ -31,6 +31,7 @@ __all__ = [
     "check_max_tensor_bytes",
     "check_no_unknown",
     "check_optimizer_name",
+    "check_verbose",
     "checked_config",
     "checked_folder",
     "checked_modules",
@@ -183,6 +184,14 @@ def check_flush_seconds(given: Any) -> None:
 
 
 MOST_FLUSH_SECONDS = 3600
+
+
+def check_verbose(given: Any) -> None:
+    if given is not None and not isinstance(given, bool):
+        raise TypeError(
+            f"verbose is {given!r}; it has to be True (print warnings and errors as they come), False (print nothing), "
+            "or None (one line that says where the run is recorded)."
+        )
 
 
 def checked_ranks(given: Any) -> int | None:

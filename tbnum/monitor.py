@@ -20,6 +20,7 @@ from tbnum.arguments import (
     NEVER,
     check_loss_name,
     check_no_unknown,
+    check_verbose,
     checked_folder,
     checked_modules,
     checked_optimizers,
@@ -28,7 +29,7 @@ from tbnum.arguments import (
 from tbnum.explain import explain_run
 from tbnum.lifecycle import OfThisProcess, already_wrapped, crash_facts, is_over, open_monitors
 from tbnum.log.schema import Event
-from tbnum.measure.clip import clip_grad_norm_
+from tbnum.measure.clip import check_max_norm, clip_grad_norm_
 from tbnum.monitor_state import checked_state, state_of
 from tbnum.observe.backward import observe_backward
 from tbnum.observe.caller import users_place, warn
@@ -152,9 +153,11 @@ def wrap(
         data_ids=data_ids,
         config=config,
     )
+    check_verbose(verbose)
     folder = checked_folder(logdir, writer)
     known = already_wrapped(optimizers, its_scaler, folder, users_place())
     if known is not None:
+        known._keeps_to_its_options(options, modules)
         return known
     monitor = Monitor(optimizers, its_scaler, folder=folder, writer=writer, modules=modules, options=options)
     if verbose is not False and not rank_and_world_size()[0]:
@@ -182,6 +185,7 @@ class Monitor(OfThisProcess):
         options: Options,
     ) -> None:
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
+        self._options = options  # as they were given
         options = options.on(rank_and_world_size()[0])
         self._watching = Watching(optimizers, scaler, modules, options.activations, options.tensor_interval)
         self._recorder = Recorder(optimizers, scaler, folder, writer, modules, options)
@@ -292,10 +296,10 @@ class Monitor(OfThisProcess):
             Two passes over the gradients, and `unscale_` where it was not called; no host sync.
 
         Raises:
+            TypeError: `max_norm` is no number.
             ValueError: `max_norm` is negative or NaN.
         """
-        if not float(max_norm) >= 0:
-            clip_grad_norm_([], max_norm)  # its error, before anything is unscaled
+        check_max_norm(max_norm)  # before anything is unscaled
         optimizers = list(self._observer.optimizers().values())
         if self._observer.scaler is not None:
             _unscale(self._observer.scaler, optimizers)
@@ -370,7 +374,8 @@ class Monitor(OfThisProcess):
         """
         if not callable(callback):
             raise TypeError(f"on_scalars() takes a function of a step, values and a time, not {callback!r}.")
-        self._recorder.drawings.listen(callback)
+        if not is_over(self, "on_scalars()"):
+            self._recorder.drawings.listen(callback)
 
     def flush(self) -> None:
         """Everything up to here is on disk when this returns. Waits for the device and for the disk."""
@@ -441,7 +446,19 @@ class Monitor(OfThisProcess):
         self._recorder.resumed(checked["step"], checked.get("skipped_steps", 0))
         self._observer.expect_first_step(functools.partial(_first_step, weakref.ref(self)))
 
+    def _keeps_to_its_options(self, asked: Options, modules: Mapping[str, nn.Module]) -> None:
+        """`wrap` was called again, with others perhaps."""
+        names = self._options.where_not(asked)
+        if modules and {id(module) for module in modules.values()} != {id(ref()) for ref in self._modules.values()}:
+            names.append("model")
+        if names:
+            warn(
+                f"these objects are wrapped already, and their monitor goes on as it was: what this call gives as "
+                f"{', '.join(names)} is not taken. close() that monitor first to record them otherwise."
+            )
+
     def __enter__(self) -> Monitor:
+        is_over(self, "`with monitor`")
         return self
 
     def __exit__(

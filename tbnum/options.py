@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tbnum.arguments import (
@@ -45,6 +45,16 @@ class Options:
             return self
         off = {"tensor_interval": NEVER, "histogram_interval": NEVER, "scalar_interval": None}
         return replace(self, **off, checksums=False, activations=False, loader=None)  # type: ignore[arg-type]
+
+    def where_not(self, other: Options) -> list[str]:
+        """Names of the arguments that differ."""
+        names = {"loader": "data", "keep_all_ids": "data_ids"}
+        found = []
+        for name in (each.name for each in fields(self)):
+            # Values in `config` may be arrays, of which == is one too.
+            if repr(getattr(self, name)) != repr(getattr(other, name)):
+                found.append(names.get(name, name))
+        return found
 
     def records_on(self, rank: int | None) -> bool:
         return self.ranks is None or (rank or 0) < self.ranks

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,8 +53,10 @@ def test_a_loss_of_several_elements_is_summed_and_said_once(tmp_path: Path) -> N
         lambda monitor: monitor.annotate("late"),
         lambda monitor: monitor.on_event(print),
         lambda monitor: monitor.load_state_dict(monitor.state_dict()),
+        lambda monitor: monitor.on_scalars(print),
+        lambda monitor: monitor.__enter__(),
     ],
-    ids=["log_loss", "annotate", "on_event", "load_state_dict"],
+    ids=["log_loss", "annotate", "on_event", "load_state_dict", "on_scalars", "with monitor"],
 )
 def test_what_comes_after_close_is_said_once_and_records_nothing(call: Any, tmp_path: Path, request: Any) -> None:
     parameter, optimizer = parameter_and_optimizer()
@@ -254,3 +257,45 @@ def test_a_run_without_steps_is_a_finding_and_an_error_once_it_has_ended(tmp_pat
     (finding,) = run.findings
     assert (finding.rule, finding.severity) == ("no_steps", "error")
     assert "No steps were recorded" in run.report()
+
+
+def test_wrapped_again_with_other_options_the_first_ones_stay_and_that_is_said(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {"lr": 0.1, "mask": np.ones(3)}
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=20, config=config) as monitor:
+
+        def again(**others: Any) -> list[str]:
+            given = {"model": model, "tensor_interval": 20, "config": config} | others
+            return warned(lambda: _same(tbnum.wrap(optimizer, logdir=tmp_path, **given), monitor))
+
+        assert again() == []
+        (message,) = again(tensor_interval=10, data_ids="all", config={"lr": 0.2})
+        assert "as tensor_interval, data_ids, config is not taken" in message and "close()" in message
+        (message,) = again(model=torch.nn.Sequential(model))
+        assert "as model is not taken" in message
+
+
+def _same(found: Any, expected: Any) -> None:
+    assert found is expected
+
+
+@pytest.mark.parametrize("verbose", ["no", 0, 2])
+def test_verbose_is_true_false_or_none(verbose: Any, tmp_path: Path) -> None:
+    _, optimizer = parameter_and_optimizer()
+    with pytest.raises(TypeError, match=f"verbose is {verbose!r}; it has to be True"):
+        tbnum.wrap(optimizer, logdir=tmp_path / "run", verbose=verbose)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", [None, "long", [1.0]])
+def test_a_longest_norm_that_is_no_number_is_named(given: Any, tmp_path: Path) -> None:
+    parameter, optimizer = parameter_and_optimizer()
+    parameter.grad = torch.ones(3)
+    with tbnum.wrap(optimizer, logdir=tmp_path) as monitor:
+        for clip in (lambda: tbnum.clip_grad_norm_([parameter], given), lambda: monitor.clip_grad_norm_(given)):
+            with pytest.raises(TypeError, match=re.escape(f"max_norm is {given!r}; it must be a number")):
+                clip()
+    with pytest.raises(TypeError, match=r"parameters is 1\.0; give the tensors"):
+        tbnum.clip_grad_norm_(1.0, 1.0)  # type: ignore[arg-type]
+    assert parameter.grad.tolist() == [1.0, 1.0, 1.0]

@@ -349,17 +349,18 @@ def test_scalars_with_a_norm_of_nan_and_no_scale_that_comes_down_tell_of_no_bad_
 
 
 @pytest.mark.parametrize(
-    ("value", "severity", "words"),
+    ("value", "words"),
     [
-        (0.0, "error", "0 sets every gradient to 0"),
-        (-1.0, "warning", "a negative one sets every element to it"),
-        (0.1, None, ""),
-        (1e-6, None, ""),  # every element is clipped: one magnitude, and no longer than it was
+        (0.0, "was given 0, which sets every gradient to 0."),
+        (-1.0, "was given -1, which sets every gradient whatever its sign: each element becomes -1."),
+        (-1e-6, "each element becomes -1e-06."),  # which shortens them
+        (0.1, None),
+        (1e-6, None),
     ],
 )
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_clip_by_value_that_leaves_nothing_or_reverses_is_reported(
-    value: float, severity: str | None, words: str, scaled: bool, tmp_path: Path
+    value: float, words: str | None, scaled: bool, tmp_path: Path
 ):
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 4)
@@ -376,8 +377,30 @@ def test_a_clip_by_value_that_leaves_nothing_or_reverses_is_reported(
             scaler.update()
     (run,) = tbnum.read(tmp_path).values()
     found = {finding.rule: finding for finding in run.findings}
-    if severity is None:
-        assert "clip_value_invalid" not in found
+    events = [event for event in run.events if event.kind == "clip_value_invalid"]
+    if words is None:
+        assert not events and "clip_value_invalid" not in found
         return
-    assert found["clip_value_invalid"].severity == severity and found["clip_value_invalid"].steps[0] == 20
-    assert words in found["clip_value_invalid"].remedy
+    (event,) = events
+    assert event.step == 20 and words in event.message and "test_wrong_turns.py:" in event.message
+    assert found["clip_value_invalid"].severity == "error" and found["clip_value_invalid"].steps == (20,)
+    assert "gradients_zeroed" not in found, "one cause has one finding"
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_gradients_that_the_loop_sets_to_0_are_reported(factor: float, tmp_path: Path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path):
+        for step in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(16, 8)).square().mean().backward()
+            torch.nn.utils.clip_grad_value_(model.parameters(), 10.0)
+            if step >= 10:
+                for parameter in model.parameters():
+                    parameter.grad.mul_(factor)
+            optimizer.step()
+    (run,) = tbnum.read(tmp_path).values()
+    found = [finding for finding in run.findings if finding.rule == "gradients_zeroed"]
+    assert [finding.steps[0] for finding in found] == ([10] if factor == 0 else [])

@@ -11,17 +11,14 @@ from tbnum.explain.thresholds import (
     CLIP_STEPS,
     CLIPPED_ALWAYS,
     CLIPPED_NEVER,
-    SAME_LENGTH,
-    SAME_LENGTH_STEPS,
     SPIKES_WARNING,
-    VARIED,
 )
 from tbnum.explain.totals import clipped_steps
 from tbnum.explain.view import RunView
 from tbnum.explain.words import count_text, number_text, share_text
 from tbnum.log.columns import columns_named
 
-__all__ = ["clipping", "no_clipping", "wrong_threshold", "wrong_value"]
+__all__ = ["clipping", "no_clipping", "wrong_threshold", "zeroed"]
 
 
 def wrong_threshold(view: RunView) -> Iterator[Finding]:
@@ -44,57 +41,27 @@ def wrong_threshold(view: RunView) -> Iterator[Finding]:
         )
 
 
-def wrong_value(view: RunView) -> Iterator[Finding]:
-    """Gradients that a clip by value left all 0, or all of one magnitude and longer than they were: its value is 0 or
-    negative. The record has what the optimizer got, and not the value."""
+def zeroed(view: RunView) -> Iterator[Finding]:
+    """Gradients of which nothing was left, by other means than torch's clips."""
+    if any(event.kind == "clip_value_invalid" for event in view.events):
+        return
     for column, clipped in columns_named(view.steps, "grad_norm_clipped"):
         norms = view.steps.get(column.beside("grad_norm"), np.empty(0))
         thresholds = view.steps.get(column.beside("max_norm"), np.full(len(clipped), np.nan))
         if len(norms) != len(clipped):
             continue
         whose = f" of {column.optimizer}" if column.optimizer else ""
-        known = np.isfinite(norms) & (norms > 0) & np.isfinite(clipped) & np.isnan(thresholds) & ~view.skipped
-        zero = np.flatnonzero(known & (clipped == 0))
-        if len(zero) >= 2:
+        rows = np.flatnonzero(np.isfinite(norms) & (norms > 0) & (clipped == 0) & np.isnan(thresholds) & ~view.skipped)
+        if len(rows) >= 2:
             yield Finding(
-                "clip_value_invalid",
+                "gradients_zeroed",
                 "error",
                 "The gradients were set to 0",
-                f"In {count_text(len(zero), 'step')}, the first at step {int(view.number[zero[0]])}, the gradients"
-                f"{whose} had a norm (of {number_text(float(norms[zero[0]]))} there), and the optimizer got 0.",
-                "Look at the value of clip_grad_value_: 0 sets every gradient to 0, and has to be above it. To switch "
-                "clipping off, leave the call out.",
-                steps_of(view.number[zero]),
-            )
-            continue
-        rows = _of_one_length(norms, clipped, known & (clipped > 0))
-        if len(rows):
-            yield Finding(
-                "clip_value_invalid",
-                "warning",
-                "Every element of the gradients was set to one magnitude",
-                f"What the optimizer got{whose} had a norm of {number_text(float(clipped[rows[0]]))} in "
-                f"{count_text(len(rows), 'step')} from step {int(view.number[rows[0]])} on, whatever the gradients "
-                f"were, and up to {float(np.max(clipped[rows] / norms[rows])):.2g} times theirs: no clip lengthens.",
-                "Look at the value of clip_grad_value_: a negative one sets every element to it, whatever its sign.",
+                f"In {count_text(len(rows), 'step')}, the first at step {int(view.number[rows[0]])}, the gradients"
+                f"{whose} had a norm (of {number_text(float(norms[rows[0]]))} there), and the optimizer got 0.",
+                "Look at what the loop does with gradients between backward() and step(): a mask, a clip by hand.",
                 steps_of(view.number[rows]),
             )
-
-
-def _of_one_length(norms: np.ndarray, clipped: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Rows (R,) of the longest stretch after which norms are the same, whatever they were, and longer in some."""
-    rows = np.flatnonzero(known)
-    if len(rows) < SAME_LENGTH_STEPS:
-        return rows[:0]
-    same = np.abs(np.diff(clipped[rows])) <= SAME_LENGTH * clipped[rows][1:]
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8))).reshape(-1, 2)
-    if not len(edges):
-        return rows[:0]
-    begin, end = max(edges.tolist(), key=lambda edge: edge[1] - edge[0])
-    stretch = rows[begin : end + 1]
-    others = norms[stretch]
-    varied = float(others.max()) > (1 + VARIED) * float(others.min())
-    return stretch if len(stretch) >= SAME_LENGTH_STEPS and varied and (clipped[stretch] > others).any() else rows[:0]
 
 
 def clipping(view: RunView) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("skip_rate", event_findings.skips),
     ("events", event_findings.counted),
     ("max_norm_invalid", clip_findings.wrong_threshold),
-    ("clip_value_invalid", clip_findings.wrong_value),
+    ("gradients_zeroed", clip_findings.zeroed),
     ("clipping", clip_findings.clipping),
     ("no_clipping", clip_findings.no_clipping),
     ("loss_spike", curve_findings.loss_spikes),

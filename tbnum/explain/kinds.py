@@ -140,6 +140,12 @@ def _clip_before_unscale(seen: Occurrence) -> str:
     return message + "."
 
 
+def _clip_value_invalid(seen: Occurrence) -> str:
+    value = as_float(seen.event.data.get("clip_value"))
+    what = f"whatever its sign: each element becomes {number_text(value)}" if value < 0 else "to 0"
+    return f"clip_grad_value_(){at_place(seen.event)} was given {number_text(value)}, which sets every gradient {what}."
+
+
 def _resume(seen: Occurrence) -> str:
     message = f"The run was continued from step {seen.event.data.get('from_step', seen.event.step):,}"
     return message + {
@@ -330,6 +336,12 @@ KINDS: dict[str, Kind] = {
         _clip_before_unscale,
         "Call scaler.unscale_(optimizer) before clipping.",
         title="Gradients were clipped before unscale_",
+    ),
+    "clip_value_invalid": Kind(
+        "error",
+        _clip_value_invalid,
+        "Give clip_grad_value_ a positive value; to switch clipping off, leave the call out.",
+        title="The value that gradients are clipped by is not above 0",
     ),
     "backward_under_autocast": Kind(
         "warning",

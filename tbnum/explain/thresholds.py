@@ -43,10 +43,6 @@ CLIPPED_NEVER = 0.0001
 CLIP_STEPS = 100
 """Fewer steps say nothing about clipping."""
 
-SAME_LENGTH, SAME_LENGTH_STEPS, VARIED = 1e-5, 16, 0.01
-"""Steps in a row whose gradients have the same norm once they are clipped, to so small a share, while they differed by
-more than that before. Sums of squares round at 1e-7."""
-
 # -- loss and norm
 
 BASELINE = 64

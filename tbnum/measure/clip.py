@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["clip_grad_norm_"]
+__all__ = ["check_max_norm", "clip_grad_norm_"]
 
 
 def clip_grad_norm_(
@@ -32,11 +32,25 @@ def clip_grad_norm_(
         Two passes over the gradients; no host sync unless `error_if_nonfinite`.
 
     Raises:
+        TypeError: `max_norm` is no number, or `parameters` no tensors.
         ValueError: `max_norm` is negative or NaN, which would turn or destroy the gradient.
         RuntimeError: the norm is not finite and `error_if_nonfinite` is set.
     """
-    if not float(max_norm) >= 0:
-        raise ValueError(f"max_norm is {max_norm!r}; it must be a number of at least 0, the longest gradient to allow.")
+    check_max_norm(max_norm)
     if not isinstance(parameters, Tensor):
+        if not isinstance(parameters, Iterable):
+            raise TypeError(f"parameters is {parameters!r:.80}; give the tensors to clip, as model.parameters().")
         parameters = list(parameters)
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+
+
+def check_max_norm(max_norm: float) -> None:
+    try:
+        is_norm = float(max_norm) >= 0
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"max_norm is {max_norm!r:.80}; it must be a number, the longest gradient to allow, and comes after the "
+            "parameters: clip_grad_norm_(model.parameters(), 1.0)."
+        ) from None
+    if not is_norm:
+        raise ValueError(f"max_norm is {max_norm!r}; it must be a number of at least 0, the longest gradient to allow.")

@@ -89,8 +89,9 @@ def _chosen(names: Sequence[str], patterns: bool | Sequence[str]) -> list[str]:
         raise ValueError(f"activations is {patterns!r}; it takes True, or a list of module names and patterns.")
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            some = ", ".join(repr(name) for name in names[:8] if name)  # the model itself has none
-            raise ValueError(f"no module's name fits {pattern!r}; the names begin with {some}.")
+            some = ", ".join(repr(name) for name in names[:8] if name)
+            rest = f"the names begin with {some}" if some else "the model has none inside; activations=True measures it"
+            raise ValueError(f"no module's name fits {pattern!r}; {rest}.")
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 

@@ -35,9 +35,12 @@ _TOTAL_NORM = "_get_total_norm"
 class _Clip:
     """A clip that is under way in a thread: what it calls on its way is a part of it."""
 
-    def __init__(self, parameters: list[Tensor], max_norm: float | None, *, is_2_norm: bool) -> None:
+    def __init__(
+        self, parameters: list[Tensor], max_norm: float | None, *, is_2_norm: bool, value: float | None = None
+    ) -> None:
         self.parameters = parameters
-        self.max_norm = max_norm
+        self.max_norm = max_norm  # None of a clip by value
+        self.value = value
         self.is_2_norm = is_2_norm
         self.groups: list[list[Tensor]] = []  # gradients of one device and type each, whose norms were taken
         self.taken: Taken | None = None
@@ -51,7 +54,7 @@ class _Clip:
                 if observer.usual.clip_begins(self.parameters, self.max_norm, self.taken):
                     self.touched.append((observer, None))
                 elif not observer.usual.is_no_part(self.parameters):
-                    names = observer.clips.begins(self.parameters, self.max_norm, self.taken) or {}
+                    names = observer.clips.begins(self.parameters, self.max_norm, self.taken, self.value) or {}
                     self.touched.append((observer, names))
 
     def run(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +119,7 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         given = arguments.get("parameters")
         try:
-            max_norm = None if name == _BY_VALUE else float(arguments["max_norm"])
+            limit = float(arguments["clip_value" if name == _BY_VALUE else "max_norm"])
         except (KeyError, TypeError, ValueError):
             return original(*args, **kwargs)  # torch's own error
         if not isinstance(given, Iterable):
@@ -128,7 +131,10 @@ def _seen(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             args = (parameters, *args[1:])
         else:
             kwargs["parameters"] = parameters
-        clip = _Clip(parameters, max_norm, is_2_norm=name == _BY_NORM and arguments.get("norm_type", 2.0) == 2)
+        if name == _BY_VALUE:
+            clip = _Clip(parameters, None, is_2_norm=False, value=limit)
+        else:
+            clip = _Clip(parameters, limit, is_2_norm=name == _BY_NORM and arguments.get("norm_type", 2.0) == 2)
         if not takes_norms_first:
             clip.begins()
         result = clip.run(original, *args, **kwargs)

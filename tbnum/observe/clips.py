@@ -41,9 +41,13 @@ class Clips(Part):
 
     @harmless
     def begins(
-        self, parameters: Sequence[Tensor], max_norm: float | None, taken: Taken | None = None
+        self,
+        parameters: Sequence[Tensor],
+        max_norm: float | None,
+        taken: Taken | None = None,
+        value: float | None = None,
     ) -> dict[str, Cover]:
-        """Before gradients are clipped, by norm or (`max_norm` None) by value. `taken` are their norms as they are now.
+        """Before gradients are clipped, by norm or (`max_norm` None) by `value`. `taken` are their norms as they are.
 
         Returns the names of the optimizers that the clip touches, and what of their gradients it covers; to be given
         to `ended`.
@@ -74,6 +78,8 @@ class Clips(Part):
             whole = is_all or (is_once and all(id(its_own[place]) in clipped for place in gradients.places))
             touched[name] = Cover.ALL if whole else Cover.SOME
             attempt = self._before(track, optimizer, gradients, max_norm, taken)
+            if value is not None and value <= 0:
+                self._loop.report_once("clip_value_invalid", {"where": users_line(), "clip_value": value}, track)
             if whole and attempt.layout is not None and clipped.issubset(map(id, its_own)):
                 touched[name] = Cover.ALL_AND_NO_OTHERS
         return touched
