@@ -140,12 +140,12 @@ $(VENV)/node: $(VENV)/created package.json package-lock.json
 
 $(VENV)/browser: $(VENV)/for-tests
 	@browser() { \
-		for name in "$$TBNUM_CHROMIUM" chromium google-chrome google-chrome-stable chromium-browser; do \
+		for name in "$$TBNUM_CHROMIUM" chromium-headless-shell chromium google-chrome google-chrome-stable chromium-browser; do \
 			[ -n "$$name" ] && command -v "$$name" >/dev/null && return; done; return 1; }; \
 	browser || { \
 		if [ "$$(id -u)" = 0 ] && grep -qs '^ID=debian' /etc/os-release; then \
-			echo "== Chromium for the panel's tests, Debian's package"; \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; \
+			echo "== Chromium's headless shell for the panel's tests, Debian's package"; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium-headless-shell; \
 		else false; fi; } || { \
 		echo "== Chromium for the panel's tests, Playwright's own"; \
 		python -m playwright install $$([ "$$(id -u)" = 0 ] && [ "$$(uname)" = Linux ] && echo --with-deps) chromium; } || { \

@@ -97,7 +97,8 @@ def main() -> None:
         for seed in (1, 2):
             train(logdir / f"small/seed{seed}", seed=seed, steps=800, dtype=torch.float16)
     with tensorboard(logdir) as url, sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        executable = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+        chromium = driver.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         page = chromium.new_page(viewport=SIZE)
         picture(page, url, "panel.png", run="demo")
         picture(page, url, "panel-bfloat16.png", run="bfloat16", tensors="led", led="606")

@@ -106,7 +106,9 @@ def test_log_writes_reads_and_watches_memory(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.browser
 def test_panel_is_opened_zoomed_and_hovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("playwright.sync_api")
-    if not any(map(shutil.which, ("chromium", "google-chrome", "google-chrome-stable", "chromium-browser"))):
+    from tests.browser.conftest import BROWSERS
+
+    if not any(map(shutil.which, BROWSERS)):
         pytest.skip("no browser")
     from benchmarks import panel, panel_overlaid
 
