@@ -154,8 +154,6 @@ def logged(loop: Loop) -> None:
 
 
 def closed_over(loop: Loop) -> None:
-    if loop.scaler is not None:
-        return loop.attempt()
     loop.optimizer.step(lambda: loop.backward())
     loop.optimizer.zero_grad()
 
@@ -175,8 +173,7 @@ def _raise(*_: Any) -> None:
 
 
 def without_update(loop: Loop) -> None:
-    if loop.scaler is None:
-        return loop.attempt()
+    assert loop.scaler is not None
     loop.backward()
     loop.scaler.step(loop.optimizer)
     loop.optimizer.zero_grad()
@@ -187,8 +184,8 @@ def without_update(loop: Loop) -> None:
 
 def scale_set(loop: Loop) -> None:
     loop.attempt()
-    if loop.scaler is not None:
-        loop.scaler.update(512.0)
+    assert loop.scaler is not None
+    loop.scaler.update(512.0)
 
 
 def bypassed(loop: Loop) -> None:
@@ -239,6 +236,20 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+ORDINARY = {
+    "a closure": {"scaler", "scaler and clip"},
+    "no update": {"plain", "clip", "accumulation", "momentum"},
+    "the scale set": {"plain", "clip", "accumulation", "momentum"},
+    "the scaler bypassed": {"plain", "momentum"},
+    "moments zeroed": {"momentum"},
+}
+"""Where what is odd in other loops is a step as all others, as in the case of nothing odd."""
+
+
+def cases() -> list[tuple[str, str]]:
+    return [(kind, odd) for kind in KINDS for odd in ODD if kind not in ORDINARY.get(odd, ())]
+
+
 def trained(folder: Path, kind: str, odd: str) -> Loop:
     """Every 9th step is odd, from the 30th on; by then a loop has shown what it does."""
     loop = Loop(folder, **KINDS[kind])
@@ -279,8 +290,7 @@ def _leaving(method: Callable[..., bool], chosen: random.Random) -> Callable[...
     return lambda usual, *args: chosen.random() > 1 / 15 and method(usual, *args)
 
 
-@pytest.mark.parametrize("odd", ODD)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "odd"), cases())
 @pytest.mark.filterwarnings("ignore")
 def test_a_loop_has_the_same_record_whichever_way_its_steps_go(
     kind: str, odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -292,8 +302,9 @@ def test_a_loop_has_the_same_record_whichever_way_its_steps_go(
     with monkeypatch.context() as patch:
         leave_at_times(patch, seed=len(odd))
         trained(tmp_path / "mixed" / "run", kind, odd)
-    assert record_of(tmp_path / "usual") == record_of(tmp_path / "long")
-    assert record_of(tmp_path / "mixed") == record_of(tmp_path / "long")
+    long = record_of(tmp_path / "long")
+    assert record_of(tmp_path / "usual") == long
+    assert record_of(tmp_path / "mixed") == long
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -359,7 +370,7 @@ def test_what_other_threads_do_touches_no_step(kind: str, tmp_path: Path, monkey
         trained(tmp_path / "beside" / "run", kind, "nothing")
     finally:
         over.set()
-        thread.join(300)
+        thread.join(1200)
     assert record_of(tmp_path / "beside") == record_of(tmp_path / "alone")
     assert set(left) == {threading.get_ident()}
 
@@ -398,4 +409,4 @@ def trained_in_turns(folder: Path, kind: str) -> None:
 def elsewhere(call: Callable[[], Any]) -> None:
     thread = threading.Thread(target=call)
     thread.start()
-    thread.join(300)
+    thread.join(1200)
