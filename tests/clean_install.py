@@ -87,7 +87,7 @@ def tensorboard(python: str, logdir: Path, environment: dict[str, str], cwd: str
 
 def check_panel(address: str) -> None:
     def get(path: str) -> bytes:
-        with urllib.request.urlopen(address + path, timeout=300) as response:
+        with urllib.request.urlopen(address + path, timeout=1200) as response:
             content: bytes = response.read()
             return content
 

@@ -107,7 +107,7 @@ def _run(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout
     return done.returncode, done.stdout

@@ -236,7 +236,7 @@ def test_loops_side_by_side_have_their_own_losses(tmp_path: Path) -> None:
 
     def train(at: int) -> None:
         for _ in range(20):
-            at_once.wait(300)
+            at_once.wait(1200)
             loss = loops[at].loss() + at
             loss.backward()
             expected[at].append(loss.item())
@@ -246,7 +246,7 @@ def test_loops_side_by_side_have_their_own_losses(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(300)
+        thread.join(1200)
     for loop, losses in zip(loops, expected, strict=True):
         assert loop.recorded()[0] == losses
 
@@ -257,7 +257,7 @@ def test_a_backward_in_another_thread_while_a_step_runs_takes_nothing_from_the_s
     def beside(*_: object) -> None:
         thread = threading.Thread(target=another_model, args=(loop,))
         thread.start()
-        thread.join(300)
+        thread.join(1200)
 
     loop.optimizer.register_step_pre_hook(beside)
     for _ in range(3):
@@ -284,7 +284,7 @@ def test_a_loop_may_go_on_in_another_thread_and_its_backward_run_in_one_of_its_o
     for target in (step, step, backward, step):
         thread = threading.Thread(target=target)
         thread.start()
-        thread.join(300)
+        thread.join(1200)
         loop.update() if target is backward else None
     assert loop.recorded() == (expected, [1.0] * 4)
 

@@ -159,5 +159,5 @@ try:
 finally:
     os.write = write
 """
-    done: Any = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=200)
+    done: Any = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 1 and "the disk is full" in done.stderr, done.stderr

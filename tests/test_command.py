@@ -29,7 +29,7 @@ def in_a_terminal(*arguments: object, columns: int = 100) -> str:
     except OSError:  # Linux's end of a terminal
         pass
     os.close(leader)
-    assert process.wait(300) == 0
+    assert process.wait(1200) == 0
     return printed.decode().replace("\r\n", "\n")
 
 
@@ -93,7 +93,7 @@ def test_tail_waits_for_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
         recorder.step()
         recorder.step(overflow=True)
         recorder.log.close()
-        rest, err = process.communicate(timeout=300)
+        rest, err = process.communicate(timeout=1200)
     finally:
         process.kill()
     assert (process.returncode, err) == (0, "")

@@ -19,6 +19,7 @@ from tbnum.formats import BINS, INF, NAN, ZERO
 from tbnum.log.dashboards import Dashboards
 from tbnum.log.schema import step_columns
 from tbnum.log.tensors import HistogramTable
+from tests import warm
 from tests.test_plugin import fetch, tensorboard
 
 ONE = step_columns({"optimizer": 2})
@@ -288,14 +289,14 @@ def test_both_of_tensorboards_loaders_show_what_was_written(tmp_path: Path, flag
             Dashboards(remembered, 1).histogram(f"tbnum/{name}", histogram_of(values), 0, 1e9)
     tags = sorted(each["tag"] for each in remembered.histograms)
     assert len(tags) == len(SHOWN)
-    with tensorboard(tmp_path, *flags) as address:
+    with tensorboard(tmp_path, *flags, python=warm.python()) as address:
 
         def ask(route: str, **query: str) -> Any:
             status, body = fetch(f"{address}/data/plugin/{route}?{urllib.parse.urlencode(query)}")
             assert status == 200, body
             return json.loads(body)
 
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1200
         while sorted(ask("histograms/tags").get("run", {})) != tags:
             assert time.monotonic() < deadline, "the run was not loaded"
             threading.Event().wait(0.05)

@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 def pretrain(*arguments: object) -> str:
     """In a process that has torch loaded already; Ctrl-C and the ranks have a Python and a torchrun of their own."""
     program = [*warm.python(), *command(*arguments)[1:]]
-    done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -155,7 +155,7 @@ def test_without_a_scaler_the_loss_is_recorded_and_nothing_is_skipped(dtype: str
 
 def test_resume_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
     program = [*warm.python(), *command("--logdir", tmp_path, "--resume")[1:]]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 2
     assert "checkpoint.pt" in done.stderr and "without --resume" in done.stderr
 
@@ -203,7 +203,7 @@ def test_two_ranks_go_on_from_their_checkpoint_as_one_run_and_the_bad_batch_is_o
     def train(torchrun: list[str], *arguments: object) -> str:
         options = ["--strategy", "fsdp", "--logdir", str(tmp_path), *map(str, arguments)]
         program = [*torchrun, *command()[1:], *options]
-        done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=300)
+        done = subprocess.run(program, env=environment(), capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -218,5 +218,5 @@ def test_two_ranks_go_on_from_their_checkpoint_as_one_run_and_the_bad_batch_is_o
     numbers, losses = run.ranks.column("loss")
     assert numbers == (0, 1) and losses[1, 10] > losses[0, 10] + 0.3  # zero bytes, on the last rank
     alone = [*warm.python(), *command("--strategy", "ddp")[1:]]
-    refused = subprocess.run(alone, env=environment(), capture_output=True, text=True, timeout=300)
+    refused = subprocess.run(alone, env=environment(), capture_output=True, text=True, timeout=1200)
     assert refused.returncode == 2 and "torchrun" in refused.stderr

@@ -50,7 +50,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory, frontend: Path) -> Dist:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")

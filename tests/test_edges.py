@@ -42,7 +42,7 @@ def test_loops_in_threads_of_their_own_do_not_touch_each_other(tmp_path: Path) -
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(300)
+        thread.join(1200)
     assert [len(run.steps["step"]) for run in tbnum.read(tmp_path).values()] == [60] * 3
 
 
@@ -60,7 +60,7 @@ if child == 0:
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
-    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert len(run_of(tmp_path).steps["step"]) == 5
 

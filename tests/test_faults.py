@@ -88,7 +88,7 @@ with warnings_of_tbnum() as reported:
 assert len(reported) == 1, reported
 print(loop.weights().hex()[:64])
 """
-    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     run = run_of(tmp_path / "run")
     assert sum(run.meta["dropped"].values()) > 0
@@ -105,7 +105,7 @@ loop.monitor.close()
 """
     processes = [subprocess.Popen([*warm.python(), "-c", script], stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for process in processes:
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate(timeout=1200)
         assert process.returncode == 0, errors
     run = run_of(tmp_path / "run")
     assert run.steps["step"].tolist() == list(range(30)) and len(run.meta["sessions"]) == 2
@@ -171,7 +171,7 @@ _, status = os.waitpid(child, 0)
 assert status == 0, status
 loop.monitor.close()
 """
-    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     run = run_of(tmp_path / "run")
     assert run.steps["step"].tolist() == list(range(20)) and len(run.meta["sessions"]) == 1

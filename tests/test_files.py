@@ -255,12 +255,12 @@ def test_what_a_listing_says_has_not_changed_is_not_asked_for_again(recorded, me
 
 def test_a_real_tensorboard_shows_runs_behind_a_url(recorded):
     with tensorboard(f"file://{recorded}") as address:  # type: ignore[arg-type]
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1200
         while True:
-            with urllib.request.urlopen(f"{address}/data/plugin/tbnum/runs", timeout=300) as response:
+            with urllib.request.urlopen(f"{address}/data/plugin/tbnum/runs", timeout=1200) as response:
                 answer = strict_json(response.read())
             if answer["state"] == "ready" or time.monotonic() > deadline:
                 break
         assert [row["run"] for row in answer["runs"]] == ["deep/er", "gpt"]
-        with urllib.request.urlopen(f"{address}/data/plugin/tbnum/events?run=gpt", timeout=300) as response:
+        with urllib.request.urlopen(f"{address}/data/plugin/tbnum/events?run=gpt", timeout=1200) as response:
             assert [event["kind"] for event in strict_json(response.read())["events"]] == ["skip"]

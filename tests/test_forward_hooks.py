@@ -90,7 +90,7 @@ print(model(torch.ones(2, 4)).tolist())
 """
     environment = {**os.environ, "PYTHONPATH": ""}
     command = [sys.executable, "-c", script, "model.pt"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(model.eval()(torch.ones(2, 4)).tolist())
 

@@ -398,5 +398,5 @@ def test_the_thread_ends_with_a_monitor_that_nobody_closed(tmp_path: Path) -> No
     assert thread.is_alive()
     del monitor, optimizer
     gc.collect()
-    thread.join(300)
+    thread.join(1200)
     assert not thread.is_alive() and tracker.ended == 1

@@ -43,7 +43,7 @@ class Environment(NamedTuple):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=1200,
         )
         assert done.returncode == 0, done.stdout
         return done.stdout

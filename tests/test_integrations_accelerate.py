@@ -281,7 +281,7 @@ def test_ranks_share_one_folder_and_one_event_file(tmp_path: Path) -> None:
         [*warm.torchrun(2, "accelerate"), "train.py", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
     )

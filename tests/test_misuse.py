@@ -138,7 +138,7 @@ dist.destroy_process_group()
     (tmp_path / "train.py").write_text(script)
     command = [*warm.torchrun(2), "train.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     (run,) = tbnum.read(tmp_path).values()
     assert run.steps["skipped"].tolist() == [False] * 4 + [True, False]

@@ -160,7 +160,7 @@ scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
     train(model, optimizer, scaler, batches(20))
     {end}
 """
-    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*warm.python(), "-c", script], capture_output=True, text=True, timeout=1200)
     assert (done.returncode == 0) == (reported is None) or done.returncode == -signal.SIGINT, done.stderr
     run = run_of(tmp_path)
     assert run.steps["step"].tolist() == list(range(20))

@@ -292,7 +292,7 @@ def test_a_log_of_every_tenth_step_counts_from_0_where_the_last_of_ten_is_the_ni
 
 
 def test_a_table_longer_than_a_record_is_written_in_parts() -> None:
-    names, bytes_each = tuple(map(str, range(1_000_000))), 2  # they are packed
+    names, bytes_each = tuple(map(str, range(50_000))), 2  # they are packed
     values = np.random.default_rng(0).random(len(names)) + 1.5
     columns = {f"column{number}": values for number in range(MAX_RECORD_BYTES // (bytes_each * len(names)) + 1)}
     records = encode_tables(TensorTable(3, names, columns))

@@ -173,7 +173,7 @@ def test_reading_and_showing_load_no_torch_and_no_matplotlib(run: tbnum.Run) -> 
         "run._repr_html_(), run.findings, run.report(), tbnum.Event, tbnum.Finding\n"
         "assert not {'torch', 'matplotlib', 'pandas'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
 
 
@@ -188,7 +188,7 @@ def test_the_page_on_notebooks_is_run_by_nbconvert(tmp_path: Path, monkeypatch: 
     cells = [nbformat.v4.new_code_cell(block.text) for block in page if block.language == "python"]
     cells.append(nbformat.v4.new_code_cell("run"))
     notebook = nbformat.v4.new_notebook(cells=cells)
-    executor = nbconvert.preprocessors.ExecutePreprocessor(timeout=300, kernel_name="python3")
+    executor = nbconvert.preprocessors.ExecutePreprocessor(timeout=1200, kernel_name="python3")
     executor.preprocess(notebook, {"metadata": {"path": str(tmp_path.parent)}})
     (last,) = notebook.cells[-1].outputs
     assert "<svg" in last.data["text/html"] and last.data["text/plain"].startswith("Run('gpt'")

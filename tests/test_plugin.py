@@ -16,7 +16,7 @@ import time
 import types
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -868,9 +868,9 @@ def test_a_million_steps_are_answered_quickly(panel):
 
 
 @contextlib.contextmanager
-def tensorboard(logdir: Path, *flags: str) -> Iterator[str]:
-    """TensorBoard on a free port of this machine; its address."""
-    command = [sys.executable, "-m", "tensorboard.main", f"--logdir={logdir}", "--host=127.0.0.1", "--port=0", *flags]
+def tensorboard(logdir: Path, *flags: str, python: Sequence[str] = (sys.executable,)) -> Iterator[str]:
+    """TensorBoard on a free port of this machine; its address. `python` begins its command."""
+    command = [*python, "-m", "tensorboard.main", f"--logdir={logdir}", "--host=127.0.0.1", "--port=0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         said = []
@@ -888,13 +888,13 @@ def tensorboard(logdir: Path, *flags: str) -> Iterator[str]:
         assert "Traceback" not in "".join(said) and "Content-Type is required" not in "".join(said), "".join(said)
     finally:
         process.terminate()
-        process.wait(300)
+        process.wait(1200)
 
 
 def fetch(url: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
     request = urllib.request.Request(url, headers=dict(headers or {}))
     try:
-        with urllib.request.urlopen(request, timeout=300) as response:
+        with urllib.request.urlopen(request, timeout=1200) as response:
             return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -915,7 +915,7 @@ def test_tensorboard_serves_the_panel_beside_its_own_scalars(tmp_path, frontend,
 
     with tensorboard(tmp_path, *flags) as address:
         data = address + "/data"
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1200
         listing = rows = None
         while time.monotonic() < deadline:
             listing = json.loads(fetch(f"{data}/plugins_listing")[1])
@@ -940,17 +940,17 @@ def test_tensorboard_serves_the_panel_beside_its_own_scalars(tmp_path, frontend,
             assert fetch(f"{data}/plugin/tbnum/static/{name}")[0] == 200
 
         # An unchanged answer, and then a live step within a few seconds.
-        with urllib.request.urlopen(f"{data}/plugin/tbnum/events?run=run", timeout=300) as response:
+        with urllib.request.urlopen(f"{data}/plugin/tbnum/events?run=run", timeout=1200) as response:
             tag = response.headers["ETag"]
         assert fetch(f"{data}/plugin/tbnum/events?run=run", {"If-None-Match": tag})[0] == 304
         append(log, range(50, 60))
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1200
         while unpack(fetch(f"{data}/plugin/tbnum/series?run=run&columns=loss")[1])[0]["last_step"] != 59:
             assert time.monotonic() < deadline
             time.sleep(0.2)
 
         # TensorBoard's own data is as without us.
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1200
         tags: dict[str, Any] = {}
         while "run" not in tags and time.monotonic() < deadline:
             tags = json.loads(fetch(f"{data}/plugin/scalars/tags")[1])

@@ -43,7 +43,7 @@ def launch(folder: Path, processes: int, scenarios: str) -> dict[str, Run]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
     )
     assert done.returncode == 0 or scenarios.endswith("killed"), done.stderr
     return tbnum.read(folder)

@@ -728,7 +728,7 @@ def test_a_replay_is_no_step_of_the_record_and_can_be_asked_for_when_a_skip_is_r
     def run(logdir: Path, with_replays: bool) -> tuple[Any, bytes, list[Origin]]:
         torch.manual_seed(3)
         loop = Loop(Net(), scale=2.0**16)
-        data = batches(12, size=32, bad=[7])
+        data = batches(12, size=8, bad=[7])
         current = [0]
         with tbnum.wrap(loop.optimizer, loop.scaler, model=loop.model, logdir=logdir) as monitor:
             observer = monitor._observer

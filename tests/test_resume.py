@@ -16,6 +16,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tbnum
+from tests import warm
 from tests.loops import OPTIMIZERS, Half, batches, train
 from tests.test_plugin import fetch, tensorboard
 
@@ -116,7 +117,7 @@ def test_tbnums_scalars_have_no_zig_zag_in_either_loader_of_tensorboard(tmp_path
     assert [each.value for each in scalars] == pytest.approx([loss[step] for step in steps], rel=1e-6, nan_ok=True)
     query = urllib.parse.urlencode({"run": "run", "tag": "tbnum/loss"})
     for options in ((), ("--load_fast=false",)):
-        with tensorboard(tmp_path, *options) as base:
+        with tensorboard(tmp_path, *options, python=warm.python()) as base:
             _, body = fetch(f"{base}/data/plugin/scalars/scalars?{query}")
             served = [point[1] for point in json.loads(body)]
             assert served == steps, options

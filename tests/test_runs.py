@@ -282,18 +282,18 @@ def test_a_run_that_takes_long_holds_up_no_other(tmp_path):
     def explain(run: Run):
         if run.name == "slow":
             begun.set()
-            assert go_on.wait(300)
+            assert go_on.wait(1200)
         return run.raw_events
 
     of = table(tmp_path, explain=explain)
     slow = threading.Thread(target=of.snapshot, args=("slow",), kwargs={"events": True})
     slow.start()
-    assert begun.wait(300)
+    assert begun.wait(1200)
     assert len(of.snapshot("quick", events=True).events) == 1
     of.scan()
     assert names(of) == ["quick", "slow"]
     go_on.set()
-    slow.join(300)
+    slow.join(1200)
     assert not slow.is_alive()
 
 
@@ -312,7 +312,7 @@ def test_who_asks_for_steps_does_not_wait_for_the_events_of_the_same_run(tmp_pat
 
     def explain(run):
         begun.set()
-        assert go_on.wait(300)
+        assert go_on.wait(1200)
         return run.raw_events
 
     record(tmp_path / "a", events=[skip(3)])
@@ -320,10 +320,10 @@ def test_who_asks_for_steps_does_not_wait_for_the_events_of_the_same_run(tmp_pat
     events: list[object] = []
     asking = threading.Thread(target=lambda: events.extend(of.snapshot("a", events=True).events))
     asking.start()
-    assert begun.wait(300)
+    assert begun.wait(1200)
     assert len(of.snapshot("a").steps["step"]) == 10 and not events
     go_on.set()
-    asking.join(300)
+    asking.join(1200)
     assert len(events) == 1
 
 
@@ -337,8 +337,8 @@ def test_explaining_begins_when_the_quick_questions_in_progress_are_answered(tmp
         asking.start()
         assert len(of.snapshot("a").steps["step"]) == 10
         assert not begun.wait(0.05)
-    assert begun.wait(300)
-    asking.join(300)
+    assert begun.wait(1200)
+    asking.join(1200)
     monkeypatch.setattr(explaining, "PATIENCE_SECONDS", 0.01)
     of = table(tmp_path, explain=lambda run: run.raw_events)
     with of.quickly():  # one that hangs holds nothing up
@@ -403,7 +403,7 @@ def test_many_threads_read_a_growing_run_without_a_torn_view(tmp_path, always_fr
         of.scan()
     done.set()
     for reader in readers:
-        reader.join(300)
+        reader.join(1200)
     assert not failures
     assert len(of.snapshot("a").steps["step"]) == 2010
     log.close()

@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("some")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*warm.torchrun(3), "-m", "tests.some_ranks", str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
     return folder

@@ -330,7 +330,7 @@ def test_many_threads_read_a_growing_run_without_a_torn_view(panel: Panel, tmp_p
             append(log, range(step - 49, step + 1))
     done.set()
     for reader in readers:
-        reader.join(300)
+        reader.join(1200)
     assert not failures
     log.close()
 

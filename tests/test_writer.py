@@ -104,7 +104,7 @@ def run_script(script: str, folder: Path, **options: Any) -> subprocess.Popen[st
 
 
 def finished(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=1200)
     assert process.returncode == 0, err
     return out
 
@@ -519,7 +519,7 @@ def test_a_full_queue_of_calls_refuses_and_counts(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.submit(block)
         log.write_event(skip(0))
-        assert entered.wait(300)
+        assert entered.wait(1200)
         taken = sum(log.submit(lambda: None) for _ in range(10_000))
         assert taken == 4096
         assert log.dropped == {"dashboards too slow": 10_000 - 4096}
@@ -565,7 +565,7 @@ def test_unwritten_steps_are_bounded_whatever_hangs(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.submit(block)
         log.write_event(skip(0))
-        assert entered.wait(300)
+        assert entered.wait(1200)
         tracemalloc.start()
         try:
             with warnings.catch_warnings(record=True) as caught:
