@@ -117,6 +117,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/explain/nonfinite.py",
         "if finite and known and not ((others > after) * (others <= by)).any():",
     ): "of true and false the product is and",
+    ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""
 
