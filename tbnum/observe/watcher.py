@@ -42,10 +42,6 @@ class Watcher:
     def watcher(self) -> Watcher:
         return self
 
-    @property
-    def is_muted(self) -> bool:
-        return self._is_muted
-
     def trouble(self, error: Exception) -> None:
         self.troubles += 1
         if self.troubles == 1:
