@@ -18,6 +18,7 @@ from benchmarks.clock import Clock
 from benchmarks.contenders import DEFAULTS, EVERYTHING, Tbnum, Watch
 from benchmarks.passes import Passes
 from benchmarks.report import Report, Row, median, quantile, spread, table
+from tests import warm
 
 
 @pytest.fixture(autouse=True)
@@ -106,12 +107,13 @@ def test_log_writes_reads_and_watches_memory(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.browser
 def test_panel_is_opened_zoomed_and_hovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("playwright.sync_api")
-    from tests.browser.conftest import BROWSERS
+    from tests.browser.conftest import BROWSERS, TensorBoard
 
     if not any(map(shutil.which, BROWSERS)):
         pytest.skip("no browser")
     from benchmarks import panel, panel_overlaid
 
+    monkeypatch.setattr(TensorBoard, "python", warm.python())
     monkeypatch.setattr(panel_overlaid, "RUNS", 3)
     turns = panel._turns()[::7]  # one of each kind
     monkeypatch.setattr(panel, "_turns", lambda: turns)
