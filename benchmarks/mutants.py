@@ -117,6 +117,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/explain/nonfinite.py",
         "if finite and known and not ((others > after) * (others <= by)).any():",
     ): "of true and false the product is and",
+    (
+        "tbnum/log/scalar_log.py",
+        'skips = sum(int(event.data.get("at_least", 1)) for event in self._table.events if event.kind is "skip")',
+    ): "kinds of what is inferred are constants, each a single string",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""
