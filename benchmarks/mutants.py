@@ -121,6 +121,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/log/scalar_log.py",
         'skips = sum(int(event.data.get("at_least", 1)) for event in self._table.events if event.kind is "skip")',
     ): "kinds of what is inferred are constants, each a single string",
+    ("tbnum/measure/checksums.py", "without @cache"): "a cost",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""
@@ -143,9 +144,10 @@ class Fault:
         return self.outcome != "survived"
 
     def changed(self) -> list[str]:
-        """The lines as the fault leaves them."""
-        lines = self.difference.splitlines()
-        return [line[1:].strip() for line in lines if line.startswith("+") and not line.startswith("+++")]
+        """The lines as the fault leaves them; of a decorator that is gone, which it was."""
+        lines = [line for line in self.difference.splitlines() if not line.startswith(("+++", "---"))]
+        changed = [line[1:].strip() for line in lines if line.startswith("+")]
+        return changed if any(changed) else [f"without {line[1:]}" for line in lines if line.startswith("-@")]
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tbnum.explain import level_findings as levels
 from tbnum.explain import spikes as spikes_of
+from tbnum.explain.live import LiveSpikes
 from tbnum.explain.spikes import LIMITS, Found, Limits, find_spikes, spikes_in
 from tests.test_explain import FakeRun
 
@@ -401,3 +402,38 @@ def test_levels_are_of_the_steps_that_were_taken_and_had_a_finite_loss() -> None
     assert found is not None and expected is not None
     assert found.median.tolist() == expected["median"] and found.rows.tolist() == taken[expected["rows"]].tolist()
     assert levels._levels(View(step=np.arange(400))) is None  # type: ignore[arg-type]
+
+
+# -- of a run that goes on ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 7, 64])
+def test_live_each_spike_is_found_once_however_often_one_asks(every: int) -> None:
+    for second, found_too in ((325, True), (324, False)):  # within 64 steps it may be the level that the first began
+        loss = flat(600)
+        for begin, length in ((150, 1), (152, 1), (260, 3), (second, 1), (420, 30), (520, 1)):
+            loss[begin : begin + length] = 9.0
+        columns = ("step", "wall_time", "loss", "skipped", "other")
+        live, found = LiveSpikes(), []
+        for step in range(600):
+            live.steps(columns, [(step, float(step), loss[step], False, None)])
+            if step % every == 0:
+                found += [(event.step, event.kind) for event in live.new()]
+        places = [150, 260, second, 420, 520]
+        assert [spike.row for spike in spikes_in(run_with(loss), "loss")] == places
+        if not found_too:
+            places.remove(second)
+        assert found == [(step, "loss_spike") for step in places]
+
+
+def test_live_a_spike_is_known_as_soon_as_eight_values_show_it_and_nothing_is_kept_of_old_ones() -> None:
+    loss = flat(3000)
+    loss[[100, 2900]] = 9.0
+    live, known = LiveSpikes(), {}
+    for step in range(3000):
+        live.steps(("step", "loss"), [(step, loss[step])])
+        for event in live.new() if step < 200 else ():
+            known[event.step] = step
+    assert known == {100: 107}
+    assert [event.step for event in live.new()] == [2900] and live.new() == []
+    assert len(live._values) == 6 * 64

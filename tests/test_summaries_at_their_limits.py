@@ -35,6 +35,7 @@ from tbnum.formats import (
 from tbnum.log import tensors_ranks as tensors_of_ranks
 from tbnum.log.folder import last_trailer, list_files, pick, sum_totals
 from tbnum.log.json_text import event_text, plain, session_text
+from tbnum.log.named import Columns
 from tbnum.log.names import host_name, is_record_file, parse_name
 from tbnum.log.schema import ENDED_CLOSED, ENDED_CRASH, REWOUND, Event, Trailer
 from tbnum.log.tags import checked_mapping, is_candidate, recognise
@@ -411,6 +412,20 @@ def test_anything_has_a_text_in_json_that_fits(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tbnum.log.json_text.MAX_RECORD_BYTES", 4096 + 60)
     text = session_text({"a": 1, "long": "x" * 100, "longer": "y" * 200})
     assert json.loads(text) == {"a": 1, "left_out": ["longer", "long"]} and len(text) <= 60
+
+
+def test_a_column_that_is_not_there_is_answered_with_twenty_of_those_that_are() -> None:
+    few, many = Columns({f"c{at}": at for at in range(20)}), Columns({f"c{at}": at for at in range(21)})
+    with pytest.raises(KeyError) as refused:
+        few["x"]
+    assert str(refused.value.args[0]).startswith("no column 'x'; there is 'c0', 'c1'")
+    assert str(refused.value.args[0]).endswith("'c18', 'c19'")
+    with pytest.raises(KeyError) as refused:
+        many["x"]
+    assert str(refused.value.args[0]).endswith("'c18', 'c19' and 1 more")
+    with pytest.raises(KeyError, match="there is none"):
+        Columns()["x"]
+    assert repr(Columns({"step": np.arange(1234), "x": np.arange(3)})) == "<2 columns of 1,234 steps: step, x>"
 
 
 # -- tags --------------------------------------------------------------------------------------------------------------
