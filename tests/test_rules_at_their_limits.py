@@ -975,3 +975,135 @@ def test_ranks_leave_each_other_at_the_first_step_whose_known_checksums_differ()
     assert left(one, series((5, 6), (7, 8), (9, 1), names=("a", "c"))) is None
     assert left(one, series((7, 9), (9, 1), steps=(10, 20))) == (-1, 10, ("b",))
     assert left(one, series((1, 1), (1, 1), (1, 1), steps=(1, 11, 21))) is None  # at no step both
+
+
+# -- rates of zero, momenta, schedules ---------------------------------------------------------------------------------
+
+
+def stopped(begin: int, end: int, value: float = 0.0, count: int = 400) -> np.ndarray:
+    lr = np.full(count, 1e-3)
+    lr[begin:end] = value
+    return lr
+
+
+def test_a_rate_of_zero_for_sixteen_steps_is_reported_with_how_long_and_where() -> None:
+    assert only(rates.zero, View(lr=stopped(100, 115))) is None
+    found = only(rates.zero, View(lr=stopped(100, 116)))
+    assert found is not None and (found.severity, found.steps, found.title) == (
+        *("warning", (100,)),
+        "The learning rate was 0 for a while",
+    )
+    assert "The learning rate was 0 for 16 steps, the first at step 100." in found.evidence
+    found = only(rates.zero, View(lr=stopped(380, 400)))
+    assert found is not None and found.title == "The learning rate is 0"
+    assert "for 20 steps, the first at step 380, up to the end: nothing is learned." in found.evidence
+    assert severity(rates.zero, View(lr=stopped(0, 20))) == "info"  # a warm-up
+    assert severity(rates.zero, View(lr=np.zeros(400))) == "warning"
+    assert severity(rates.zero, View(**{"a/lr": stopped(0, 20), "b/lr": stopped(0, 0)})) == "info"
+    assert severity(rates.zero, View(**{"a/lr": np.zeros(400), "b/lr": stopped(0, 0)})) == "info"
+    assert severity(rates.zero, View(**{"a/lr": stopped(20, 40), "b/lr": stopped(0, 0)})) == "warning"
+    assert only(rates.zero, View(**{"lr": stopped(100, 130), "lr/1": stopped(115, 145)})) is None  # 15 in common
+    assert only(rates.zero, View(**{"lr": stopped(100, 131), "lr/1": stopped(115, 145)})) is not None
+    last = only(rates.zero, View(lr=np.minimum(stopped(50, 70), stopped(100, 120))))
+    assert last is not None and last.steps == (100,)
+
+
+def test_a_rate_next_to_nothing_is_reported_for_a_tenth_of_the_run() -> None:
+    for value, found in ((1e-8, True), (1.01e-8, False)):  # a hundred thousandth of the highest
+        assert (only(rates.zero, View(lr=stopped(300, 340, value))) is not None) == found
+    assert only(rates.zero, View(lr=stopped(300, 339, 1e-8))) is None
+    assert only(rates.zero, View(lr=stopped(0, 40, 1e-8))) is None  # it warms up over orders of magnitude
+    assert only(rates.zero, View(lr=stopped(1, 41, 1e-8))) is not None
+    got = only(rates.zero, View(lr=stopped(300, 340, 1e-8)))
+    assert got is not None and "was next to 0 (at most 1e-08, of 0.001 before) for 40 steps" in got.evidence
+    short = only(rates.zero, View(100, lr=stopped(50, 66, 1e-8, 100)))
+    assert short is not None and only(rates.zero, View(100, lr=stopped(50, 65, 1e-8, 100))) is None
+
+
+def test_a_group_whose_rate_is_zero_throughout_while_others_learn_is_named() -> None:
+    some, none = np.full(400, 1e-3), np.zeros(400)
+    found = only(rates.group_zero, View(**{"lr": some, "lr/1": none}))
+    assert found is not None and "Of 2 groups 1 has a learning rate of 0 at every step (group 1)" in found.evidence
+    assert only(rates.group_zero, View(**{"lr": none, "lr/1": none})) is None is only(rates.group_zero, View(lr=none))
+    groups = {f"lr/{at}": none for at in range(1, 6)}
+    found = only(rates.group_zero, View(lr=some, **groups))
+    assert found is not None and "5 have a learning rate of 0 at every step (group 1, 2, 3, ...)" in found.evidence
+    late = np.where(np.arange(400) < 384, NAN, 0.0)
+    assert only(rates.group_zero, View(**{"lr": some, "lr/1": late})) is not None
+    late[384] = NAN  # fifteen values
+    assert only(rates.group_zero, View(**{"lr": some, "lr/1": late})) is None
+
+
+@pytest.mark.parametrize(("value", "found"), [(1.0, True), (0.999, False), (1.5, True), (None, False)])
+def test_a_momentum_of_one_never_fades(value: Any, found: bool) -> None:
+    meta = {"optimizers": {"optimizer": {"class": "SGD", "groups": [{"momentum": 0.9}, {"momentum": value}]}}}
+    got = only(rates.momentum, View(meta=meta))
+    assert (got is not None) == found
+    assert got is None or f"SGD (optimizer, group 1) was made with momentum={value:.4g}" in got.evidence
+    assert only(rates.momentum, View(meta={"optimizers": {"optimizer": 3}})) is None
+
+
+@pytest.mark.parametrize(
+    ("skips", "count", "expected"),
+    [(2, 100, "info"), (1, 20, ""), (2, 101, ""), (5, 100, "warning"), (4, 100, "info"), (2, 40, "warning")],
+)
+def test_a_schedule_runs_ahead_where_it_moves_on_after_skipped_steps(skips: int, count: int, expected: str) -> None:
+    lr = 1e-3 * (1 - np.arange(count) / 1000)
+    skipped = np.zeros(count, bool)
+    skipped[3 : 3 + 2 * skips : 2] = True
+    found = only(rates.schedule_drift, View(count, lr=lr, skipped=skipped))
+    assert ("" if found is None else found.severity) == expected
+    if found is not None:
+        assert found.steps == tuple(range(3, 3 + 2 * skips, 2))
+        assert f"moved on after {skips} of {skips} skipped steps: it is {skips} steps" in found.evidence
+        waits = lr[np.arange(count) - np.cumsum(np.concatenate([[0], skipped[:-1]]))]
+        assert only(rates.schedule_drift, View(count, lr=waits, skipped=skipped)) is None
+        assert only(rates.schedule_drift, View(count, lr=lr, skipped=skipped, meta={"source": "x"})) is None
+        assert only(rates.schedule_drift, View(count, **{"lr/1": lr, "skipped": skipped})) is None
+        ends = np.roll(skipped, count - 3 - 2 * skips + 1)  # the last of them is the last step
+        found = only(rates.schedule_drift, View(count, lr=lr, skipped=ends))
+        assert found is None or f"after {skips - 1} of {skips - 1} skipped" in found.evidence
+
+
+# -- parameters without a gradient -------------------------------------------------------------------------------------
+
+
+def test_a_tensor_never_gets_a_gradient_where_eight_rows_have_none_of_it() -> None:
+    without = [1.0, 1.0, NAN, 1.0]
+
+    def found(count: int = 4, early: Any = without, meta: Any = None, **more: Any) -> Finding | None:
+        late, first = rows_of(grad_norm=without, count=count, **more), rows_of(0, count=4, grad_norm=early, **more)
+        return only(tensors_of.no_gradient, with_rows(late, early=first, meta=meta))
+
+    got = found()
+    assert got is not None and got.severity == "info" and "1 of 4 tensors (two.weight)" in got.evidence
+    assert "had no gradient at any of 8 steps looked at, up to 330." in got.evidence
+    frozen = found(meta={"frozen": []})
+    assert frozen is not None and frozen.severity == "warning" and "though they require one." in frozen.evidence
+    assert found(meta={"frozen": ["two.weight"]}) is None
+    with_three = only(tensors_of.no_gradient, with_rows(rows_of(grad_norm=without, count=7)))
+    assert (
+        with_three is None and only(tensors_of.no_gradient, with_rows(rows_of(grad_norm=without, count=8))) is not None
+    )
+    moving = np.tile([10.0], (4, 4))
+    moving[3, 2] = 10.1
+    assert found(param_norm=moving) is None  # it is trained in between
+    assert found(early=[1.0, 1.0, 1.0, 1.0]) is not None  # of those that stopped, another word
+    assert found(early=[1.0, 1.0, 1.0, 1.0]).title == "Some parameters get no gradient any more"  # type: ignore[union-attr]
+
+
+def test_tensors_that_get_no_gradient_any_more_are_a_warning_from_half_of_them_on() -> None:
+    def found(*missing: int, had: float = 1.0, count: int = 4) -> Finding | None:
+        norms = np.ones(4)
+        norms[list(missing)] = NAN
+        middle = np.ones((4, 4))
+        middle[: round(4 * (1 - had))] = 0.0
+        late = rows_of(grad_norm=norms, count=count)
+        return only(tensors_of.no_gradient, with_rows(late, rows_of(100, grad_norm=middle)))
+
+    one, two = found(2), found(1, 2)
+    assert one is not None and one.severity == "info" and two is not None and two.severity == "warning"
+    assert (
+        "1 of 4 tensors (two.weight) had a gradient earlier in the run, and none from step 300 to 330." in one.evidence
+    )
+    assert found(2, had=0.75) is not None and found(2, had=0.5) is None and found(2, count=3) is None
