@@ -6,12 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.truth import harness, noise
 from benchmarks.truth.corpus import FAULTS, HEALTHY, TRUTHS, Case, cases_of, is_held_out
-from benchmarks.truth.verdict import Statement, Truth, had_an_effect, judge, wilson
+from benchmarks.truth.verdict import Statement, Truth, had_an_effect, judge, rose, wilson
 
 TRUTH = Truth(("lr_outlier",), near=("loss_spike",), wrong=("bad_batch",), words="learning rate", late=3)
 
@@ -77,6 +78,27 @@ def test_bounds_are_those_of_wilson() -> None:
     assert wilson(0, 10) == pytest.approx((0, 0.2775), abs=1e-3)
     assert wilson(9, 10) == pytest.approx((0.5958, 0.9821), abs=1e-3)
     assert wilson(0, 0) == (0, 1)
+
+
+@pytest.mark.parametrize("noise", ["standard_normal", "standard_cauchy", "standard_exponential"])
+def test_that_a_loss_truly_rose_is_judged_by_the_loops_own_count_of_it(noise: str) -> None:
+    losses = 5 + getattr(np.random.default_rng(0), noise)(480) * 0.3
+    assert not rose(losses.tolist()) and not rose((losses - np.arange(480) / 50).tolist())
+    assert rose((losses + (np.arange(480) > 300)).tolist()) and not rose(losses[:60].tolist())
+
+
+@pytest.mark.parametrize(
+    ("names", "loss_rose", "outcome"),
+    [
+        ([], True, "quiet"),
+        (["loss_spike", "loss_rose"], True, "alarm, loss rose"),
+        (["loss_rose"], False, "false alarm"),
+        (["loss_rose", "dead_tensor"], True, "false alarm"),
+    ],
+)
+def test_an_alarm_that_the_loss_rose_is_excused_where_it_did(names: list[str], loss_rose: bool, outcome: str) -> None:
+    statements = [said(name) for name in names] + [said("skip_rate", "info")]
+    assert harness._of_healthy("a", "a", statements, loss_rose).outcome == outcome
 
 
 def test_the_corpus_is_as_large_as_it_says_and_a_third_of_it_is_held_out() -> None:
