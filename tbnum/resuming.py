@@ -68,6 +68,7 @@ def _now(optimizer: torch.optim.Optimizer, name: str | None) -> OptimizerNow:
         stateless=type(optimizer) is torch.optim.SGD and not any(group["momentum"] for group in optimizer.param_groups),
         lr=[math.nan if group.get("lr") is None else float(group["lr"]) for group in optimizer.param_groups],
         tensor_norms=_tensor_norms(optimizer),
+        class_name=type(optimizer).__name__,
     )
 
 

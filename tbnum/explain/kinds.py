@@ -167,6 +167,8 @@ def _resume_remedy(seen: Occurrence) -> str:
 def _optimizer_state_lost(seen: Occurrence) -> str:
     event, data = seen.event.event, seen.event.data
     who = f"The state of {event.optimizer}" if event.optimizer else "The optimizer's state"
+    if "new_class" in data:
+        return f"{who} begins again, as its class is another: {data.get('old_class', '?')} -> {data['new_class']}."
     return f"{who} counts {data.get('updates', '?')} updates where the log has {data.get('expected_updates', '?')}."
 
 
@@ -427,9 +429,13 @@ KINDS: dict[str, Kind] = {
         title="The scaler's state was not restored",
     ),
     "optimizer_state_lost": Kind(
-        "warning",
+        lambda seen: "info" if "new_class" in seen.event.data else "warning",
         _optimizer_state_lost,
-        "Save optimizer.state_dict() in the same checkpoint as the model, and load it before going on.",
+        lambda seen: (
+            "Fine if meant: warm the learning rate up again."
+            if "new_class" in seen.event.data
+            else "Save optimizer.state_dict() in the same checkpoint as the model, and load it before going on."
+        ),
         title="The optimizer's state was not restored",
     ),
     "model_state_lost": Kind(

@@ -38,6 +38,7 @@ class OptimizerNow:
     stateless: bool  # plain SGD: there is nothing that a checkpoint could have kept
     lr: Sequence[float]  # of each group
     tensor_norms: Sequence[float] = ()  # of its parameters, in order; () where they are sharded
+    class_name: str = ""
 
     @property
     def param_norm(self) -> float:
@@ -149,11 +150,13 @@ def _lost_of(past: Record, step: int, optimizer: OptimizerNow) -> list[tuple[str
     lost: list[tuple[str, dict[str, Any]]] = []
     taken = _updates_before(past, optimizer)
     expected = None if taken is None or step >= len(taken) else int(taken[step])
-    if expected:
-        if not optimizer.has_state and not optimizer.stateless:
-            lost.append(("optimizer_state_lost", {"expected_updates": expected, "updates": 0}))
-        elif optimizer.updates is not None and optimizer.updates != expected:
-            lost.append(("optimizer_state_lost", {"expected_updates": expected, "updates": optimizer.updates}))
+    updates = optimizer.updates if optimizer.has_state or optimizer.stateless else 0
+    if expected and updates is not None and updates != expected:
+        data: dict[str, Any] = {"expected_updates": expected, "updates": updates}
+        class_before = _class_before(past, optimizer.name)
+        if class_before and optimizer.class_name and class_before != optimizer.class_name:
+            data |= {"old_class": class_before, "new_class": optimizer.class_name}
+        lost.append(("optimizer_state_lost", data))
     if _weights_are_new(past, step, optimizer):
         lost.append(("model_state_lost", {}))
     for group, lr in enumerate(optimizer.lr):
@@ -163,6 +166,14 @@ def _lost_of(past: Record, step: int, optimizer: OptimizerNow) -> list[tuple[str
             lost.append(("schedule_state_lost", {"group": group, "old_lr": before, "new_lr": lr}))
             break
     return lost
+
+
+def _class_before(past: Record, name: str | None) -> str:
+    """Of the optimizer in the session before, the last but one of the record; "" where it does not say."""
+    sessions = past.meta.get("sessions") or []
+    optimizers = sessions[-2].get("optimizers") or {} if len(sessions) > 1 else {}
+    settings = optimizers.get(next(iter(optimizers), "") if name is None else name) or {}
+    return str(settings.get("class") or "")
 
 
 def _updates_before(past: Record, optimizer: OptimizerNow) -> np.ndarray | None:
