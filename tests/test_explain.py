@@ -617,3 +617,15 @@ def test_nan_near_an_overflow_may_be_either(loss: float, largest: float, grown: 
     assert ("monitor.replay" in skip.remedy) == (skip.cause != "bad_batch" or severity == "warning")
     if cause == "unknown":
         assert "it overflowed, or backward made NaN" in skip.message
+
+
+def test_where_most_steps_are_skipped_it_is_a_warning_whatever_each_was_for():
+    loop = Loop()
+    for _ in range(40):  # a scale that the loop sets again after each step
+        loop.step(overflow=True)
+        loop.event("scale_set", step=loop.next - 1, old_scale=loop.scale, new_scale=65536.0)
+        loop.scale = 65536.0
+    events = explain_run(loop.run())
+    assert {event.cause for event in skips(events)} == {"scale_warmup"}
+    found = {finding.rule: finding for finding in findings(loop.run(), events)}
+    assert found["skip_rate"].severity == "warning" and found["skip_rate"].title == "Most steps were skipped"

@@ -225,6 +225,36 @@ def test_steps_far_too_large_or_too_small_for_the_parameters_are_seen(tmp_path: 
         assert {each for each in by_rule(findings(run)) if each.startswith("update")} == ({rule} if rule else set())
 
 
+def test_the_table_of_the_close_which_has_no_gradients_is_none_of_those_that_a_verdict_needs(tmp_path: Path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=5):
+        for _ in range(75):  # 15 tables, and the one of the close
+            optimizer.zero_grad()
+            (model(torch.randn(4, 8)) - 1).square().mean().backward()
+            optimizer.step()
+    (run,) = tbnum.read(tmp_path).values()
+    assert "update_ratio_low" in by_rule(findings(run))
+
+
+def test_tiny_steps_of_gains_alone_are_an_information(tmp_path: Path):
+    """At a learning rate for fine-tuning the matrices move by a hundred times as large a share."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RMSNorm(8))
+    with torch.no_grad():
+        model[0].weight.mul_(0.05)
+        model[0].bias.mul_(0.05)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-7)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=5):
+        for _ in range(100):
+            optimizer.zero_grad()
+            (model(torch.randn(16, 8)) - 1).square().mean().backward()
+            optimizer.step()
+    (run,) = tbnum.read(tmp_path).values()
+    assert by_rule(findings(run))["update_ratio_low"].severity == "info"
+
+
 def test_a_gradient_that_underflows_is_reported_with_the_scale_that_cures_it(tmp_path: Path):
     finding = tensors(tmp_path, lambda step: (1e-7, 1e-7, 1e-7), init_scale=1.0)["gradient_underflow"]
     assert "At a scale of 1, 1e+02 %" in finding.evidence or "100 %" in finding.evidence

@@ -314,6 +314,27 @@ def test_a_session_whose_model_was_loaded_and_whose_optimizer_was_not_goes_on_an
     assert len(run.steps["step"]) == 30
 
 
+@pytest.mark.parametrize(("then", "severity"), [("SGD", "info"), ("Adam", "warning")])
+def test_a_state_that_another_class_of_optimizer_cannot_have_is_no_lost_one(then: str, severity: str, tmp_path: Path):
+    torch.manual_seed(0)
+    model, state = torch.nn.Linear(8, 8), None
+    for name, steps in (("Adam", 30), (then, 10)):
+        settings = {"momentum": 0.9} if name == "SGD" else {}
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3, **settings)
+        with tbnum.wrap(optimizer, model=model, logdir=tmp_path) as monitor:
+            if state is not None:
+                monitor.load_state_dict(state)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                (model(torch.randn(32, 8)) - 3).square().mean().backward()
+                optimizer.step()
+            state = monitor.state_dict()
+    (run,) = tbnum.read(tmp_path).values()
+    (lost,) = [event for event in run.events if event.kind == "optimizer_state_lost"]
+    assert (lost.step, lost.severity) == (30, severity)
+    assert ("Adam -> SGD" in lost.message) == (then == "SGD")
+
+
 @pytest.mark.parametrize(("value", "rule"), [(-1e-3, "lr_negative"), (math.inf, "lr_nonfinite")])
 def test_a_learning_rate_that_is_no_step_downhill_is_an_error(value: float, rule: str):
     lr = np.full(COUNT, 1e-3)
@@ -551,3 +572,78 @@ def test_a_bias_that_the_loss_does_not_depend_on_is_no_alarm(tmp_path: Path):
         return (critic(torch.randn(8, 4)).mean() - critic(torch.randn(8, 4) + 1).mean()) + critic.weight.square().sum()
 
     assert trained(tmp_path, critic, loss_of)["dead_tensor"] == "info"
+
+
+# -- found by a fresh sample of loops ----------------------------------------------------------------------------------
+
+
+def settings(group: dict[str, Any], lr: np.ndarray) -> set[str]:
+    run = FakeRun(columns(COUNT, lr=lr))
+    run.meta["optimizers"] = {"optimizer": {"class": "AdamW", "groups": [group]}}
+    return {finding.rule for finding in findings(run)}
+
+
+@pytest.mark.parametrize(("decay", "decoupled", "there"), [(10, True, True), (0.1, True, False), (10, False, False)])
+def test_weight_decay_that_takes_back_what_is_learned_is_a_warning(decay: float, decoupled: bool, there: bool):
+    group = {"weight_decay": decay, "decoupled_weight_decay": decoupled}
+    assert ("weight_decay_strong" in settings(group, np.full(COUNT, 5e-3))) == there
+
+
+@pytest.mark.parametrize(
+    ("lr", "there"),
+    [
+        (0.5 + 0.5 * np.cos(STEP * math.pi / 10), True),  # T_max in epochs, and a step for each batch
+        (np.where(STEP % 2, 1e-3, 1e-5), True),
+        (0.5 + 0.5 * np.cos(STEP * math.pi / 200), False),
+        (1 + 0.1 * np.cos(STEP), False),
+        (np.linspace(1, 0, COUNT), False),
+    ],
+)
+def test_a_learning_rate_that_comes_back_within_a_few_steps_is_reported(lr: np.ndarray, there: bool):
+    found = reported(columns(COUNT, lr=lr))
+    assert ("lr_cycles" in found) == there and (not there or found["lr_cycles"].severity == "info")
+
+
+def test_a_schedule_that_begins_again_a_step_after_a_resume_was_not_restored():
+    lr = 1e-3 * np.minimum(1, (STEP + 1) / 100)
+    lr[2001:] = lr[1 : COUNT - 2000]
+    resume = Event(2000, 0.0, "resume", data={"from_step": 2000})
+    found = reported(columns(COUNT, lr=lr), [resume])
+    assert (found["schedule_state_lost"].severity, found["schedule_state_lost"].steps) == ("warning", (2000,))
+    for rate in (np.full(COUNT, 1e-3), 1e-3 * np.minimum(1, (STEP + 1) / 100)):
+        assert "schedule_state_lost" not in reported(columns(COUNT, lr=rate), [resume])
+
+
+@pytest.mark.parametrize(("zero_from", "loss", "there"), [(0, 2.0, True), (2000, 2.0, True), (2000, 0.0, False)])
+def test_gradients_that_are_all_zero_are_reported_where_the_loss_is_not(zero_from: int, loss: float, there: bool):
+    norm = np.where(zero_from <= STEP, 0.0, 1.0)
+    found = reported(columns(COUNT, loss=np.full(COUNT, loss), grad_norm=norm))
+    assert ("gradients_zero" in found) == there
+    assert not there or found["gradients_zero"].steps == (zero_from,)
+
+
+def test_a_norm_that_falls_with_the_loss_is_an_information():
+    norm, chance = np.where(STEP < 2500, 1.0, 0.05), np.random.default_rng(0)
+    for loss, severity in ((np.where(STEP < 2500, 0.5, 0.01), "info"), (np.full(COUNT, 0.5), "warning")):
+        found = reported(columns(COUNT, loss=loss + 1e-3 * chance.random(COUNT), grad_norm=norm))
+        assert found["norm_level"].severity == severity
+
+
+def test_single_batches_next_to_each_other_are_not_far_beyond_the_usual_and_a_stretch_is():
+    """As of a batch of one, once it is learned: rare samples, whose loss is a hundred times the usual."""
+    loss = 0.02 * np.random.default_rng(0).lognormal(0, 1, COUNT)
+    loss[3000:3003], loss[3005] = 0.4, 11.0
+    assert reported(columns(COUNT, loss=loss))["loss_spike"].severity == "info"
+    loss[3000:3006] = 11.0
+    assert reported(columns(COUNT, loss=loss))["loss_spike"].severity == "warning"
+
+
+@pytest.mark.parametrize(("end", "there"), [(20.0, False), (1800.0, True)])
+def test_first_steps_that_made_the_loss_fall_by_far_rewrote_nothing(end: float, there: bool):
+    at = STEP % 50 == 0
+    norm, change = np.full(COUNT, NAN), np.full(COUNT, NAN)
+    norm[at], change[at] = np.linspace(30.0, 190.0, at.sum()), 0.01
+    norm[STEP == 200], norm[0], change[0] = 196.0, 34.0, 22.0
+    loss = np.interp(STEP, [0, 200, COUNT], [2000.0, 1900.0, end])
+    found = reported(columns(COUNT, param_norm=norm, update_norm=change, loss=loss))
+    assert ("update_ratio_high" in found) == there

@@ -134,7 +134,7 @@ def test_facts_that_cannot_be_read_are_unknown() -> None:
 def verdict(cause: str, **more: Any) -> Skip:
     given: dict[str, Any] = {
         **{"held": 0, "about": False, "held_before_growth": -1, "held_before_probe": -1, "failed_probe": NAN},
-        **{"early": False, "after_warmup": False, "in_row": 1, "recent_loss": NAN, "since": None},
+        **{"early": False, "in_row": 1, "recent_loss": NAN, "since": None},
         **{"growth_interval": 2000, "injected": None, "at_edge": False, "collapsed": False, "nan_only": False},
         **{"new_scale": False, "loss_follows_scale": False, "either": False, "fallen": NAN, **more},
     }
@@ -196,10 +196,9 @@ def test_a_skip_is_harmless_at_the_edge_of_the_scale_and_while_it_finds_its_heig
     edge = verdict("bad_batch", at_edge=True, in_row=2)
     assert said(edge).severity == "info" and said(edge, later(skips_in_row=2)).severity == "info"
     assert said(edge, later(skips_in_row=3)).severity == "warning"
-    early = {"early": True, "after_warmup": True}
+    early = {"early": True}
     assert said(verdict("bad_batch", **early)).severity == "info"
-    assert said(verdict("bad_batch", early=True)).severity == "warning"
-    assert said(verdict("bad_batch", after_warmup=True)).severity == "warning"
+    assert said(verdict("bad_batch")).severity == "warning"
     for loss, severity in ((3.0, "info"), (3.01, "warning")):
         assert said(verdict("bad_batch", recent_loss=1.0, **early), loss=loss).severity == severity
         assert said(verdict("bad_batch", recent_loss=-1.0, **early), loss=loss).severity == severity

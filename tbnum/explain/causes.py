@@ -247,10 +247,12 @@ def _at_edge(case: Case) -> bool:
 
 
 def _finds_its_height(case: Case) -> bool:
-    """Whether a first scale has not come down far enough yet: nothing else was wrong with the step."""
+    """Whether a first scale is too high, which a few steps had passed: nothing else was wrong with this one."""
     skip, loss = case.skip, case.facts.loss
-    usual = math.isnan(skip.recent_loss) or loss <= OUTLYING_LOSS * abs(skip.recent_loss)
-    return skip.cause == "bad_batch" and skip.early and skip.injected is None and skip.after_warmup and usual
+    usual = not math.isnan(loss) and not loss > OUTLYING_LOSS * abs(
+        skip.recent_loss
+    )  # than which none is known at first
+    return skip.cause == "bad_batch" and skip.early and skip.injected is None and usual
 
 
 def _either_once(case: Case) -> bool:

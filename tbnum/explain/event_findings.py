@@ -13,7 +13,7 @@ from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.kinds import KINDS
 from tbnum.explain.record import attempts, is_scalar_log
 from tbnum.explain.rules import BENIGN
-from tbnum.explain.thresholds import SKIP_RATE_LEAST, SKIP_RATE_WARNING
+from tbnum.explain.thresholds import SKIP_RATE_LEAST, SKIP_RATE_WARNING, SKIPPED_MOST, SKIPPED_STEPS
 from tbnum.explain.totals import wasted_seconds
 from tbnum.explain.view import RunView
 from tbnum.explain.words import as_float, clock_text, count_text, duration_text, share_text
@@ -214,6 +214,9 @@ def skips(view: RunView) -> Iterator[Finding]:
         if causes["unknown"] > overflows / 2:  # what the record does not show is no overflow's doing
             title, remedy = "Many steps were skipped", next(e.remedy for e in skips if e.cause == "unknown")
         yield Finding("skip_rate", "warning", title, evidence, remedy, _steps(skips))
+    elif total >= SKIPPED_STEPS and wasted > SKIPPED_MOST * total:
+        remedy = f"Look at the loss scale, and at what sets it: {skips[0].remedy}"
+        yield Finding("skip_rate", "warning", "Most steps were skipped", evidence, remedy, _steps(skips))
     elif set(causes) <= set(BENIGN) and not grave:
         remedy = "Nothing to do: this is how a dynamic loss scale finds its height."
         if causes["growth_probe"] > SKIP_RATE_WARNING * total:

@@ -13,6 +13,7 @@ from tbnum.explain.thresholds import (
     ADDED_WITHIN,
     BEFORE,
     GREW_AT_ONCE,
+    LEARNED,
     LEVEL_STEPS,
     LEVEL_TIMES,
     LR_ROSE,
@@ -25,12 +26,22 @@ from tbnum.explain.thresholds import (
     STARTED_SMALL,
     VANISHED,
     WEIGHTS_GREW,
+    ZERO_SHARE,
+    ZERO_STEPS,
 )
 from tbnum.explain.view import RunView
 from tbnum.explain.words import count_text, number_text
 from tbnum.log.columns import StepColumn, columns_named
 
-__all__ = ["first_updates", "loss_rose", "losses_added_up", "norm_level", "weights_grow", "weights_vanish"]
+__all__ = [
+    "first_updates",
+    "gradients_zero",
+    "loss_rose",
+    "losses_added_up",
+    "norm_level",
+    "weights_grow",
+    "weights_vanish",
+]
 
 BLOCK, BLOCKS, BLOCK_LEAST = 32, 16, 8
 """Norms, of which a level is the median; of a short run as few as let so many blocks fit, and at least the last."""
@@ -211,9 +222,10 @@ def norm_level(view: RunView) -> Iterator[Finding]:
         whose = f" of {column.optimizer}" if column.optimizer else ""
         whose += "" if column.name == "grad_norm" else " that the optimizer got"
         noted = any(event.kind == "annotation" and abs(event.step - step) <= BEFORE for event in view.events)
+        eased = after < before and _loss_fell(view, row)
         yield Finding(
             "norm_level",
-            "info" if noted else "warning",
+            "info" if noted or eased else "warning",
             "The gradients have another size from one step on",
             f"The gradient norm{whose} was {number_text(before)} up to step {step - 1:,} and is {number_text(after)} "
             f"since, {after / before:.2g} times as large.",
@@ -224,12 +236,45 @@ def norm_level(view: RunView) -> Iterator[Finding]:
         )
 
 
+def gradients_zero(view: RunView) -> Iterator[Finding]:
+    """Gradients that are all exactly 0 up to the end. Where the loss is 0 as well, there is nothing left to learn."""
+    loss = view.steps.get("loss", np.full(len(view.number), np.nan))
+    for column, norms in columns_named(view.steps, "grad_norm"):
+        rows = np.flatnonzero(np.isfinite(norms) & ~view.skipped)
+        others = np.flatnonzero(norms[rows] != 0)
+        zero = rows[int(others[-1]) + 1 if len(others) else 0 :]
+        losses = np.abs(loss[zero][np.isfinite(loss[zero])])
+        if len(zero) < max(ZERO_STEPS, ZERO_SHARE * len(rows)) or (len(losses) and not np.median(losses) > 0):
+            continue
+        whose = f" of {column.optimizer}" if column.optimizer else ""
+        step = int(view.number[zero[0]])
+        yield Finding(
+            "gradients_zero",
+            "warning",
+            "Every gradient is 0",
+            f"The gradients{whose} were all exactly 0 in {count_text(len(zero), 'step')}, from step {step:,} to the end"
+            + (f", at a median loss of {number_text(float(np.median(losses)))}." if len(losses) else "."),
+            "Look for a zero_grad() between backward() and step(), a loss that these parameters do not reach, or one "
+            "that is too small for its type.",
+            steps_of([step]),
+        )
+        return
+
+
 def _enlarged(view: RunView) -> Iterator[tuple[StepColumn, np.ndarray]]:
     """Norms of what optimizers got, where that was longer than before: no clip makes it so."""
     for column, norms in columns_named(view.steps, "grad_norm_clipped"):
         coefficient = view.steps.get(column.beside("clip_coef"))
         if coefficient is not None and np.count_nonzero(coefficient > ENLARGED) >= LEVEL_STEPS:
             yield column, norms
+
+
+def _loss_fell(view: RunView, row: int) -> bool:
+    """Whether the loss came down with the norm, as where dropout ends: less is left to learn."""
+    loss = view.steps.get("loss", np.empty(0))
+    before, after = loss[max(0, row - BLOCK) : row], loss[row : row + BLOCK]
+    before, after = before[np.isfinite(before)], after[np.isfinite(after)]
+    return bool(len(before) and len(after) and 0 <= np.median(after) <= np.median(before) / 2)
 
 
 def _new_level(norms: np.ndarray) -> tuple[int, float, float] | None:
@@ -357,6 +402,8 @@ def first_updates(view: RunView) -> Iterator[Finding]:
         grew = norms[peak] / start
         if not share >= REWRITTEN / 2 or not grew >= GREW_AT_ONCE or share * grew < REWRITTEN * GREW_AT_ONCE:
             continue
+        if share < 1 and _learned(view):  # a step as long as the parameters leaves nothing of them
+            continue
         whose = f" of {column.optimizer}" if column.optimizer else ""
         step = int(view.number[peak])
         yield Finding(
@@ -369,6 +416,13 @@ def first_updates(view: RunView) -> Iterator[Finding]:
             "Lower the learning rate, or warm it up: a first step of Adam changes each element by the learning rate.",
             steps_of([int(view.number[0]), step]),
         )
+
+
+def _learned(view: RunView) -> bool:
+    """Whether the loss came down by far from its first: then parameters that grew are what was learned."""
+    loss = view.steps.get("loss", np.empty(0))
+    loss = loss[np.isfinite(loss)]
+    return len(loss) >= 2 * BLOCK_LEAST and bool(0 <= np.median(loss[-BLOCK_LEAST:]) <= LEARNED * loss[0])
 
 
 def weights_grow(view: RunView) -> Iterator[Finding]:

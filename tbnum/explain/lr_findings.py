@@ -9,6 +9,9 @@ import numpy as np
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.record import is_scalar_log
 from tbnum.explain.thresholds import (
+    CYCLE_STEPS,
+    CYCLES_LEAST,
+    DECAY_SHARE,
     LR_JUMP,
     LR_JUMP_STEPS,
     LR_NOTHING,
@@ -17,6 +20,7 @@ from tbnum.explain.thresholds import (
     LR_OUTLIER_STEPS,
     LR_ZERO_STEPS,
     NAMES_SHOWN,
+    RESTART_STEPS,
     SCHEDULE_DRIFT_INFO,
     SCHEDULE_DRIFT_WARNING,
 )
@@ -24,7 +28,17 @@ from tbnum.explain.view import RunView
 from tbnum.explain.words import as_float, count_text, number_text, share_text
 from tbnum.log.columns import StepColumn, columns_named
 
-__all__ = ["group_zero", "invalid", "jumped", "momentum", "outlier", "schedule_drift", "zero"]
+__all__ = [
+    "group_zero",
+    "invalid",
+    "jumped",
+    "momentum",
+    "outlier",
+    "restarted",
+    "schedule_drift",
+    "weight_decay",
+    "zero",
+]
 
 
 def outlier(view: RunView) -> Iterator[Finding]:
@@ -80,6 +94,34 @@ def jumped(view: RunView) -> Iterator[Finding]:
             f"Look at what sets the learning rate at step {step:,}: another scheduler, a value that is written to "
             "param_groups, a checkpoint of other settings. Fine where a warm-up ends there.",
             steps_of([step]),
+        )
+        return
+
+
+def cycles(view: RunView) -> Iterator[Finding]:
+    """A learning rate that goes up and down within a few steps, over and over."""
+    for column, lr in columns_named(view.steps, "lr"):
+        rate = lr[np.isfinite(lr)]
+        change = np.diff(rate)
+        turning = np.flatnonzero(change)
+        up = change[turning] > 0
+        tops, bottoms = (turning[1:][(up[:-1] != up[1:]) & (up[:-1] == rises)] for rises in (True, False))
+        if min(len(tops), len(bottoms)) < CYCLES_LEAST:
+            continue
+        period, high, low = float(np.median(np.diff(tops))), np.median(rate[tops]), np.median(rate[bottoms])
+        if period > CYCLE_STEPS or not high >= 2 * low:
+            continue
+        group = f" of group {column.group}" if column.group else ""
+        whose = f" of {column.optimizer}" if column.optimizer else ""
+        yield Finding(
+            "lr_cycles",
+            "info",
+            "The learning rate goes up and down within a few steps",
+            f"The learning rate{group}{whose} went from {number_text(float(low))} to {number_text(float(high))} and "
+            f"back every {count_text(round(period), 'step')}, {count_text(len(tops), 'time')}.",
+            "Fine if meant. Else look at the schedule: a T_max in epochs where step() is called for each batch, or two "
+            "schedulers on one optimizer.",
+            OF_THE_RUN,
         )
         return
 
@@ -203,6 +245,60 @@ def momentum(view: RunView) -> Iterator[Finding]:
                 f"momentum={number_text(value)}: every step goes on along the sum of all gradients since the first.",
                 "Give a momentum below 1; 0.9 is usual.",
                 OF_THE_RUN,
+            )
+            return
+
+
+def weight_decay(view: RunView) -> Iterator[Finding]:
+    """Decay apart from the gradient that takes so much in each step that nothing learned lasts."""
+    optimizers = view.meta.get("optimizers")
+    known = optimizers if isinstance(optimizers, Mapping) else {}
+    for name, optimizer in known.items():
+        groups = optimizer.get("groups") if isinstance(optimizer, Mapping) else None
+        for number, group in enumerate(groups or ()):
+            if not isinstance(group, Mapping) or not group.get("decoupled_weight_decay"):
+                continue
+            lr = view.steps.get(StepColumn(name if len(known) > 1 else None, "lr", number).full, np.empty(0))
+            lr = lr[np.isfinite(lr)]
+            rate, decay = float(np.median(lr)) if len(lr) else 0.0, as_float(group.get("weight_decay"))
+            if not rate * decay >= DECAY_SHARE:
+                continue
+            yield Finding(
+                "weight_decay_strong",
+                "warning",
+                "Weight decay takes back what is learned",
+                f"{optimizer.get('class', 'The optimizer')} ({name}, group {number}) has weight_decay="
+                f"{number_text(decay)}: at its learning rate of {number_text(rate)} each step takes "
+                f"{100 * rate * decay:.2g} % of the parameters; about 0.01 % is usual.",
+                "Lower the weight decay (0.01 to 0.1 is usual) or the learning rate, which multiplies it.",
+                OF_THE_RUN,
+            )
+            return
+
+
+def restarted(view: RunView) -> Iterator[Finding]:
+    """A schedule that begins again one step after a resume: for that step the optimizer's state brought its rate."""
+    for event in view.of("resume"):
+        row = int(np.searchsorted(view.number, event.step))
+        for column, lr in columns_named(view.steps, "lr"):
+            first, now = lr[1 : 1 + RESTART_STEPS], lr[row + 1 : row + 1 + RESTART_STEPS]
+            if column.group or row < len(first) or len(now) < RESTART_STEPS:
+                continue
+            with np.errstate(invalid="ignore"):
+                again = (np.abs(now - first) <= 1e-6 * np.abs(first)).all()
+                other = (np.abs(now - lr[row - 1]) > 0.05 * np.abs(lr[row - 1])).all()
+            if not again or not other:
+                continue
+            whose = f" of {column.optimizer}" if column.optimizer else ""
+            yield Finding(
+                "schedule_state_lost",
+                "warning",
+                "The learning-rate schedule was not restored",
+                f"The learning rate{whose} was {number_text(float(lr[row - 1]))} before the run was continued at step "
+                f"{event.step:,}; from the step after it on it is what it was from step {int(view.number[1]):,} on, "
+                f"beginning with {number_text(float(now[0]))}.",
+                "Save scheduler.state_dict() in the checkpoint, and load it before going on.",
+                steps_of([event.step]),
             )
             return
 

@@ -43,9 +43,9 @@ def no_overflow(facts: Facts, gradients: Gradients | None) -> bool:
     """Whether NaN in gradients, and no inf, is what no overflow leaves, at a scale that other steps had passed.
 
     An overflow begins in some elements, which it leaves inf, and hands on inf and NaN from there. Where all of it
-    became NaN on the way to the first parameter, so did every gradient. So NaN alone, in two tensors or more (the sum
-    of a product in float16 may be NaN in one alone), is none where a gradient was spared whose elements are not at the
-    end of float16.
+    became NaN on the way to the first parameter, so did every gradient. So NaN alone, in two tensors or more, is none
+    where a gradient was spared whose elements are not at the end of float16. In one alone it may be: an input that
+    overflowed to inf, times the slope 0 of a saturated activation.
     """
     if gradients is None or not gradients.nan > 0 or gradients.inf > 0 or not facts.nonfinite_tensors > 1:
         return False

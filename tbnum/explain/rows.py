@@ -28,9 +28,9 @@ def sampled_rows(
 ) -> list[Rows]:
     """At most `count` of the rows at intervals, evenly over a share of the run; one `Rows` an optimizer.
 
-    Where a share that begins or ends with the run has fewer than `least` rows, and the run twice as many, it is so
-    many of the first or of the last. Rows of skipped steps are not among them. Reads `count` tables, whatever the
-    length of the run. [] without tables.
+    Where a share that begins or ends with the run has no more than `least` rows, and the run twice as many, it is one
+    more of the first or of the last: the very last may be that of the close, without gradients. Rows of skipped steps
+    are not among them. Reads `count` tables, whatever the length of the run. [] without tables.
     """
     tensors: Any = getattr(record, "tensors", None)
     number = record.steps.get("step")
@@ -40,8 +40,8 @@ def sampled_rows(
     low, high = first + share[0] * (last - first), first + share[1] * (last - first)
     every = tensors.steps_of("interval")
     steps = every[(every >= low) & (every <= high)]
-    if len(steps) < least <= len(every) // 2 and (share[0] == 0 or share[1] == 1):
-        steps = every[:least] if share[0] == 0 else every[-least:]
+    if 0 < least <= len(every) // 2 and len(steps) <= least and (share[0] == 0 or share[1] == 1):
+        steps = every[: least + 1] if share[0] == 0 else every[-least - 1 :]
     if not len(steps):
         return []
     steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int))]

@@ -66,7 +66,6 @@ class Skip:
     held_before_probe: int  # unskipped steps at this scale before the scaler tried a higher one, in vain
     failed_probe: float  # that higher scale; NaN: the scale was not tried and come back to
     early: bool  # few unskipped steps since the start: the scale may still be finding its height
-    after_warmup: bool  # the first scale, or one that was set, came down over skips before it held
     in_row: int  # 1 for the first of skips in a row
     recent_loss: float  # median of the recent finite losses
     since: Since | None  # when the parameters became non-finite
@@ -127,7 +126,6 @@ class Rules:
         self._probe: _Probe | None = None  # the last growth, until the scale is neither the new one nor the old one
         self._skips = 0  # steps skipped so far, whatever the optimizer
         self._last_skip: int | None = None
-        self._warmed_up = False  # since the start, a scale that was set, or lost state
         self.parameters = SpoiledParameters(past, list(updates), first_step)
         self._held = math.nan  # the highest scale that had held for `PROBE_STEPS`
         self._held_long = math.nan  # likewise for `SCALE_HELD`
@@ -144,7 +142,7 @@ class Rules:
             self._change_slack = event.facts.slack
             self._row.scale = event.facts.new_scale
             if kind in ("scale_set", "scaler_state_lost"):
-                self._start, self._start_skips, self._warmed_up = at, self._skips, False
+                self._start, self._start_skips = at, self._skips
         elif kind == "nonfinite_step":
             self.parameters.took_nonfinite(event.step)
         elif kind == "nonfinite_update":  # found so at a step that failed in nothing else
@@ -198,7 +196,6 @@ class Rules:
             self._skips += event.facts.at_least
             self._last_skip = at
         row.causes[cause] += 1
-        self._warmed_up |= cause == "scale_warmup"
         verdict = Skip(
             cause=cause,
             held=held,
@@ -208,7 +205,6 @@ class Rules:
             failed_probe=probe.scale if probe and probe.failed else math.nan,
             early=self._start is not None
             and self._unskipped(at, self._start, self._start_skips, before) < min(self._growth_interval, PROBE_STEPS),
-            after_warmup=self._warmed_up,
             in_row=row.skips,
             recent_loss=statistics.median(recent) if recent else math.nan,
             since=since,

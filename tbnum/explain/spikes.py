@@ -307,7 +307,7 @@ def _described(record: Record, column: StepColumn, rows: np.ndarray, values: np.
     low = np.flatnonzero(after <= border).tolist()
     back = next((place for place in low if not found.level or np.median(after[place : place + NEXT]) <= usual), None)
     lasting = len(after) >= BASELINE // 2 and float(np.median(after)) > usual
-    level, block = float(values[found.peak]), False
+    level, block, far = float(values[found.peak]), False, False
     if lasting or back is None or back >= ONE_STEP:
         end = _end(after, usual)
         end = _end(values[at + 1 : at + 1 + LATER], usual) if end is None else end
@@ -317,12 +317,12 @@ def _described(record: Record, column: StepColumn, rows: np.ndarray, values: np.
             back, lasting = end, end is None
         sharp = float(np.median(high[-NEXT:])) - normal >= SHARP * (level - normal)
         block = end is not None and end >= SLOW_BACK and sharp
+        beyond = float(np.sort(high)[-min(len(high), ONE_STEP + 1)]) - normal  # one and the next may be single batches
+        far = beyond > max(FAR_DEVIATIONS * deviation, FAR_TIMES * abs(normal))
     back_after = int(rows[at + 1 + back] - rows[at]) if back is not None and not lasting else None
     peak = float(values[found.peak])
-    longer = back_after is None or back_after > ONE_STEP
-    far = longer and peak - normal > max(FAR_DEVIATIONS * deviation, FAR_TIMES * abs(normal))
     row, peak_row = int(rows[at]), int(rows[found.peak])
-    far = far and column.name == "loss"
+    far = far and column.name == "loss" and (back_after is None or back_after > ONE_STEP)
     restarted = _restarted(record, row)
     return Spike(column, row, peak_row, peak, normal, back_after, lasting, far, restarted, block, level)
 

@@ -293,7 +293,8 @@ def _update_ratios(view: RunView, rows: Rows) -> Iterator[Finding]:
         least = min(low, key=lambda name: ratio[rows.names.index(name)])
         yield Finding(
             "update_ratio_low",
-            "warning",
+            # Gains of normalizations are near 1, which a learning rate for fine-tuning changes by no more than itself.
+            "info" if all(_is_vector(name, shapes) for name in low) else "warning",
             "Steps are tiny against the parameters",
             f"{count_text(len(low), 'tensor')} ({_listed(low)}): a step changes {least} by "
             f"{ratio[rows.names.index(least)]:.2g} of its own norm; about 0.001 is usual, and float32 rounds at 6e-8.",

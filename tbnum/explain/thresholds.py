@@ -14,6 +14,9 @@ run loses one step in 2,000 to each growth; ten times that is worth a look, and 
 SKIP_RATE_LEAST = 3
 """Fewer skips than this are single events, whatever share of a short run they are."""
 
+SKIPPED_MOST, SKIPPED_STEPS = 0.5, 32
+"""Share of at least so many steps that were skipped, whatever for: a scale that finds its height takes twenty or so."""
+
 SCHEDULE_DRIFT_INFO, SCHEDULE_DRIFT_WARNING = 0.02, 0.05
 """Share of the steps by which the learning-rate schedule ran ahead of the updates. Many loops count attempts, and at
 one step in a hundred nobody sees it; at one in twenty, a warm-up can end before the optimizer has warmed up."""
@@ -218,6 +221,9 @@ LEVEL_TIMES, LEVEL_STEPS = 4.0, 96
 Norms drift over a run by more than that, but not within a step; batches differ by a factor of two to four, and not for
 good."""
 
+ZERO_STEPS, ZERO_SHARE = 32, 0.25
+"""Steps, and share of a run up to its end, whose gradients are all exactly 0 though the loss is not."""
+
 VANISHED = 0.01
 """A norm of parameters that fell to this share of what it was holds nothing of what was learned."""
 
@@ -225,11 +231,12 @@ WEIGHTS_GREW = 8.0
 """Growth of the norm of all parameters from a run's second quarter to its last. After the first quarter, norms grow by
 a few times at most, and ever more slowly."""
 
-REWRITTEN, GREW_AT_ONCE, STARTED_SMALL = 0.1, 3.0, 0.05
+REWRITTEN, GREW_AT_ONCE, STARTED_SMALL, LEARNED = 0.1, 3.0, 0.05, 0.1
 """A step as long as this share of the parameters' norm, which grew so many times within the first quarter of the
 measurements; half as long where they grew twice as much. A first step of Adam at a usual rate is 0.001 to 0.05 of it.
-Of parameters that were smaller than the last share of what the first step made of them nothing is said: a layer that
-starts at zero has to grow."""
+Of parameters that were smaller than the third share of what the first step made of them nothing is said: a layer that
+starts at zero has to grow. Nor where the loss came down to the last share of what it was: targets in the hundreds ask
+for such parameters."""
 
 HALF_LOST = 0.5
 """Share of the length that Adam gives a step, below which what arrives in a 16-bit parameter was rounded away."""
@@ -249,6 +256,16 @@ LR_ZERO_STEPS = 16
 LR_NOTHING, LR_NOTHING_SHARE = 1e-5, 10
 """Share of the highest learning rate down to which nothing moves: steps are about 1e-3 of their parameter, and float32
 rounds at 6e-8 of it. A cosine is there for the last 0.2 % of its steps; a tenth of a run is no schedule's end."""
+
+CYCLE_STEPS, CYCLES_LEAST = 64, 8
+"""Steps within which a learning rate comes back, so many times. Cycles that are meant take an epoch or a few."""
+
+DECAY_SHARE = 0.02
+"""Share of the parameters that weight decay takes in a step, from which on half of what was learned is gone within 35
+steps. AdamW at 0.001 with 0.1 takes 0.0001, Muon at 0.02 with 0.1 takes 0.002."""
+
+RESTART_STEPS = 8
+"""Steps in a row whose learning rates are those of the run's beginning, and not that of before the resume."""
 
 FLOAT8_ROWS = 64
 """Tables that are looked at for what casts to float8 lose."""
