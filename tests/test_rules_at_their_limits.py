@@ -738,8 +738,8 @@ def test_gradients_that_two_steps_set_to_zero_are_an_error() -> None:
     assert only(clip_rules.zeroed, View(grad_norm=0 * norms, grad_norm_clipped=clipped)) is None
     skipped = View(grad_norm=norms, grad_norm_clipped=clipped, skipped=np.arange(400) == 1)
     assert only(clip_rules.zeroed, skipped) is None
-    told = View(grad_norm=norms, grad_norm_clipped=clipped, events=[Event(0, 0.0, "clip_value_invalid")])
-    assert only(clip_rules.zeroed, told) is None
+    known_already = View(grad_norm=norms, grad_norm_clipped=clipped, events=[Event(0, 0.0, "clip_value_invalid")])
+    assert only(clip_rules.zeroed, known_already) is None
 
 
 def test_no_clipping_is_worth_a_word_from_three_spikes_or_bad_batches_on() -> None:
