@@ -225,7 +225,9 @@ class Recorder:
 
     def found_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """A scaler that nobody gave takes part in the loop."""
-        self._log.update_meta(scaler=settings_of(scaler))
+        settings = settings_of(scaler)
+        self._log.update_meta(scaler=settings)
+        self._explainer.scaler_found(settings)
 
     def _report_spikes(self) -> None:
         """Spikes that the newest steps show; they are worked out again whenever the log is read, and not written."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tbnum
+from tbnum.command import tail
 from tests.test_cli import Recorder, command, logdir, record, run, wide_terminal  # noqa: F401 - fixtures among them
 
 
@@ -98,6 +99,27 @@ def test_tail_waits_for_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
         process.kill()
     assert (process.returncode, err) == (0, "")
     assert "skip, bad_batch" in rest and rest.endswith("the run has ended\n")
+
+
+def test_tail_shows_all_of_a_run_that_it_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logdir = tmp_path / "later"  # noqa: F811
+
+    def begin_and_end(seconds: float) -> None:
+        """While the command waits, between two looks."""
+        if not logdir.exists():
+            recorder = Recorder(logdir)
+            recorder.step()
+            recorder.step(overflow=True)
+            recorder.log.close()
+
+    monkeypatch.setattr(tail.time, "sleep", begin_and_end)
+    code, out, _ = run(capsys, "tail", logdir, "--wait")
+    assert code == 0 and "skip, bad_batch" in out and out.endswith("the run has ended\n")
+    code, out, _ = run(capsys, "tail", logdir, "--wait")
+    assert code == 0 and out.endswith("the run has ended\n")
+    assert "skip, bad_batch" not in out, "of a run that was there before, what is worth reading"
 
 
 def test_a_terminal_has_colours_and_a_pipe_has_none(logdir: Path) -> None:  # noqa: F811

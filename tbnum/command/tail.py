@@ -35,13 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the last events, then follows until the run is closed or Ctrl-C."""
     progress = _Progress()
     try:
-        if arguments.wait:
-            _wait_for_a_run(arguments, progress)
+        is_new = arguments.wait and _waited_for_a_run(arguments, progress)
         runs = runs_of(arguments)
         name = max(runs, key=lambda name: _or(runs[name].totals.last_wall_time, 0.0))
         if len(runs) > 1:
             print_line(f"following {name!r}, the newest of {len(runs)} runs; --run chooses another")
-        _follow(usable(runs[name]), arguments.interval, progress)
+        _follow(usable(runs[name]), arguments.interval, progress, is_new)
     except KeyboardInterrupt:
         pass
     finally:
@@ -49,11 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wait_for_a_run(arguments: argparse.Namespace, progress: _Progress) -> None:
-    """Until one of the folders holds a record; a folder that is not there yet may still come."""
+def _waited_for_a_run(arguments: argparse.Namespace, progress: _Progress) -> bool:
+    """Until one of the folders holds a record; a folder that is not there yet may still come. False: one was there."""
+    waited = False
     while not any(_has_a_run(logdir, arguments.run) for logdir in arguments.logdir):
+        waited = True
         progress.show(f"waiting for a run in {' '.join(arguments.logdir)}")
         time.sleep(arguments.interval)
+    return waited
 
 
 def _has_a_run(logdir: str, name: str | None) -> bool:
@@ -65,9 +67,10 @@ def _has_a_run(logdir: str, name: str | None) -> bool:
     return bool(runs) if name is None else name in runs
 
 
-def _follow(run: Run, interval: float, progress: _Progress) -> None:
+def _follow(run: Run, interval: float, progress: _Progress, is_new: bool) -> None:
+    """Of a run that `is_new`, every event: none was there when the command began."""
     events = run.events
-    for event in worth_reading(events)[-3:]:
+    for event in events if is_new else worth_reading(events)[-3:]:
         print_event(event, "")
     printed = {_identity(event) for event in events}
     while True:

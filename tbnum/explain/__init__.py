@@ -140,6 +140,11 @@ class LiveExplainer:
         self._past = LivePast()
         self._rules = Rules(self._past, self._meta, first_step)
 
+    def scaler_found(self, settings: Mapping[str, Any] | None) -> None:
+        """Of a scaler that was not known at the start, as `meta` would have had them."""
+        self._meta["scaler"] = settings
+        self._rules.take_settings(self._meta)
+
     def derived(self) -> list[Event]:
         """Events that the rules found by themselves since the last call: `scale_collapse`."""
         derived, self._derived = self._derived, []

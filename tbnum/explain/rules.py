@@ -113,9 +113,7 @@ class Rules:
     ) -> None:
         self._past = past
         self._count = Numbering.of(meta).count  # all that follows counts steps from the run's first one
-        interval = scaler_settings(meta).get("growth_interval", math.nan)
-        self._growth_interval = int(interval) if interval >= 1 else DEFAULT_GROWTH_INTERVAL
-        self._interval_known = interval >= 1 or "source" not in meta
+        self.take_settings(meta)
         begin = self._count(first_step)
         self._start: int | None = begin - 1 if begin == 0 else None  # the scale is new after this step
         self._start_skips = 0  # `_skips` at that time
@@ -131,6 +129,12 @@ class Rules:
         self._held_long = math.nan  # likewise for `SCALE_HELD`
         self._injected: tuple[int, str] | None = None
         self._row = _Row()
+
+    def take_settings(self, meta: Mapping[str, Any]) -> None:
+        """The scaler's, which may be known only once it takes part in the loop."""
+        interval = scaler_settings(meta).get("growth_interval", math.nan)
+        self._growth_interval = int(interval) if interval >= 1 else DEFAULT_GROWTH_INTERVAL
+        self._interval_known = interval >= 1 or "source" not in meta
 
     def notice(self, event: Known) -> None:
         """Takes an event that is no skip."""
