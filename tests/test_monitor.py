@@ -309,6 +309,59 @@ def test_a_clip_of_gradients_that_carry_the_scale_is_an_event_and_the_norm_is_st
     assert event.data["loss_scale"] == 1024.0
 
 
+@pytest.mark.parametrize(
+    ("unscales", "value", "is_one"), [(False, 5.0, True), (True, 5.0, False), (False, 5120.0, False)]
+)
+def test_a_clip_by_value_of_gradients_that_carry_the_scale_is_an_event(
+    unscales: bool, value: float, is_one: bool, tmp_path: Path
+) -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer, scaler = torch.optim.SGD([parameter], lr=0.1), scaler_for(1024.0)
+    with tbnum.wrap(optimizer, scaler, logdir=tmp_path):
+        for _ in range(2):
+            gradient_of([6.0, 8.0], scaler, parameter)
+            if unscales:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_value_([parameter], value)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    (run,) = tbnum.read(tmp_path).values()
+    left = value if unscales else value / 1024
+    assert run.steps["grad_norm"] == pytest.approx([10.0, 10.0])
+    assert run.steps["grad_norm_clipped"] == pytest.approx([math.hypot(left, left)] * 2, rel=1e-4)
+    assert [event.kind for event in run.events] == ["clip_before_unscale"] * is_one
+    for event in run.events:
+        assert event.data["clip_value"] == 5.0 and event.data["loss_scale"] == 1024.0
+        assert "clipped to 5 at test_monitor.py:" in event.message and "2^10 times too tight" in event.message
+
+
+@pytest.mark.parametrize(
+    ("after", "max_norm", "is_one"), [(True, 1.0, True), (True, math.inf, False), (False, 1.0, False)]
+)
+def test_a_clip_after_the_step_is_an_event_and_a_question_for_the_norm_is_none(
+    after: bool, max_norm: float, is_one: bool, tmp_path: Path
+) -> None:
+    parameter, other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    with tbnum.wrap(optimizer, logdir=tmp_path):
+        for _ in range(30):
+            gradient_of([6.0, 8.0], None, parameter)
+            if not after:
+                nn.utils.clip_grad_norm_([parameter], max_norm)
+            optimizer.step()
+            if after:
+                nn.utils.clip_grad_norm_([parameter], max_norm)
+            nn.utils.clip_grad_norm_([parameter, other], max_norm)  # for another optimizer too, that steps later
+            optimizer.zero_grad()
+    (run,) = tbnum.read(tmp_path).values()
+    left = 10.0 if after else 1.0
+    assert run.steps["grad_norm_clipped"] == pytest.approx([left] * 30, rel=1e-4)
+    assert [(event.kind, event.severity) for event in run.events] == [("clip_after_step", "warning")] * is_one
+    for event in run.events:
+        assert event.message.startswith("Gradients were clipped at test_monitor.py:") and event.data["max_norm"] == 1.0
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_every_column_equals_a_float64_computation_over_a_run_with_skips(fused: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -131,9 +131,10 @@ def _untrained_parameters(seen: Occurrence) -> str:
 
 
 def _clip_before_unscale(seen: Occurrence) -> str:
-    scale, max_norm = seen.facts.loss_scale, as_float(seen.event.data.get("max_norm"))
+    scale, data = seen.facts.loss_scale, seen.event.data
+    limit = as_float(data.get("max_norm", data.get("clip_value")))
     message = "Gradients were clipped"
-    message += f" to {number_text(max_norm)}" if not math.isnan(max_norm) else ""
+    message += f" to {number_text(limit)}" if not math.isnan(limit) else ""
     message += f"{at_place(seen.event)} while they still carried the loss scale"
     if not math.isnan(scale):
         message += f" {scale_text(scale)}: the clip was {scale_text(scale)} times too tight"
@@ -338,6 +339,15 @@ KINDS: dict[str, Kind] = {
         _clip_before_unscale,
         "Call scaler.unscale_(optimizer) before clipping.",
         title="Gradients were clipped before unscale_",
+    ),
+    "clip_after_step": Kind(
+        "warning",
+        lambda seen: (
+            f"Gradients were clipped{at_place(seen.event)} after the step that used them, which got them as long "
+            "as they were."
+        ),
+        "Clip between backward() and step(). To ask for the norm alone, give max_norm=inf.",
+        title="Gradients were clipped after the step",
     ),
     "clip_value_invalid": Kind(
         "error",

@@ -352,6 +352,7 @@ EVENT_KINDS: dict[str, str] = {
     "no_gradients": "the optimizer stepped without any gradient",
     "untrained_parameters": "trainable parameters of the model are in no optimizer",
     "clip_before_unscale": "gradients were clipped while they still carried the loss scale",
+    "clip_after_step": "gradients were clipped once the optimizer had used them",
     "clip_value_invalid": "gradients were clipped by a value that is not above 0",
     "backward_under_autocast": "backward ran inside an autocast region",
     "update_missing": "scaler.step() was called again without scaler.update()",

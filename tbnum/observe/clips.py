@@ -56,6 +56,7 @@ class Clips(Part):
             return {}
         clipped: set[int] = set()
         touched: dict[str, Cover] = {}
+        limit = {"max_norm": max_norm} if value is None else {"clip_value": value}
         for name, track in self._loop.tracks.items():
             optimizer = track.optimizer
             if optimizer is None or (track.is_stepping and not track.may_evaluate):
@@ -72,12 +73,14 @@ class Clips(Part):
                 touched |= self._asks(track, optimizer, gradients, is_all, taken)
                 continue
             if track.open is None and (not gradients.tensors or gradients.marks() == track.used):
+                if is_all and gradients.tensors:
+                    self._loop.report_once("clip_after_step", {"where": users_line(), **limit}, track)
                 continue  # left over from the last step, which they made
             # Tied parameters that are listed twice are clipped twice, by a coefficient that is not theirs.
             is_once = is_all or len(clipped) == len(parameters)
             whole = is_all or (is_once and all(id(its_own[place]) in clipped for place in gradients.places))
             touched[name] = Cover.ALL if whole else Cover.SOME
-            attempt = self._before(track, optimizer, gradients, max_norm, taken)
+            attempt = self._before(track, optimizer, gradients, limit, taken)
             if value is not None and value <= 0:
                 self._loop.report_once("clip_value_invalid", {"where": users_line(), "clip_value": value}, track)
             if whole and attempt.layout is not None and clipped.issubset(map(id, its_own)):
@@ -124,7 +127,7 @@ class Clips(Part):
         track: Track,
         optimizer: torch.optim.Optimizer,
         gradients: Gradients,
-        max_norm: float | None,
+        limit: Mapping[str, float | None],
         taken: Taken | None,
     ) -> Attempt:
         attempt = self._loop.looks(track, optimizer)
@@ -132,7 +135,7 @@ class Clips(Part):
         if attempt.waits_for_clip is not None:
             self._measure_waiting(track, attempt, optimizer, gradients, taken)
         elif not gradients.same_as(attempt.seen):
-            self._measure(track, attempt, optimizer, gradients, max_norm, taken)
+            self._measure(track, attempt, optimizer, gradients, limit, taken)
         elif taken is not None and attempt.unscaled_after is not None and not attempt.clipped:
             # The norms are those of the pass at `unscale_`, but for their last bits: whichever way a loop goes, it has
             # the same hash at its first step as at all others.
@@ -165,7 +168,7 @@ class Clips(Part):
         attempt: Attempt,
         optimizer: torch.optim.Optimizer,
         gradients: Gradients,
-        max_norm: float | None,
+        limit: Mapping[str, float | None],
         taken: Taken | None,
     ) -> None:
         loop = self._loop
@@ -178,8 +181,8 @@ class Clips(Part):
             divisor = attempt.loss_scale = _held_scale(attempt.scaler)
             if unscaled_by_hand(attempt, gradients, divisor):
                 track.rescales, divisor = True, 1.0
-            elif max_norm is not None and _is_meant_for_unscaled(max_norm, divisor):
-                where = {"where": users_line(), "max_norm": max_norm, "loss_scale": _on_host(divisor)}
+            elif _is_meant_for_unscaled(limit, divisor):
+                where = {"where": users_line(), **limit, "loss_scale": _on_host(divisor)}
                 loop.report_once("clip_before_unscale", where, track)
         elif attempt.has_own_scale and not attempt.is_measured:
             divisor = attempt.loss_scale
@@ -240,15 +243,18 @@ def coefficient_of(max_norm: float, total_norm: Number) -> Number:
     return coefficient if coefficient < 1.0 or math.isnan(coefficient) else 1.0
 
 
-def _is_meant_for_unscaled(max_norm: float, scale: Number) -> bool:
-    """Whether a threshold for gradients that carry a scale leaves the scale out.
+def _is_meant_for_unscaled(limit: Mapping[str, float | None], scale: Number) -> bool:
+    """Whether a threshold, of a norm or of values, for gradients that carry a scale leaves the scale out.
 
     People write thresholds of few digits. `max_norm=1.0` at 2^16 clips at 0.0000152587890625, which nobody wrote;
     `0.5 * scaler.get_scale()` is 32,768 and clips at 0.5. Of a scale that only a device knows, few digits must do.
     """
+    (threshold,) = limit.values()
+    if threshold is None:
+        return False
     if not isinstance(scale, float):
-        return _digits(max_norm) <= 3
-    return scale not in (0.0, 1.0) and _digits(max_norm) < _digits(max_norm / scale)
+        return _digits(threshold) <= 3
+    return scale not in (0.0, 1.0) and _digits(threshold) < _digits(threshold / scale)
 
 
 def _held_scale(scaler: torch.amp.GradScaler) -> Number:

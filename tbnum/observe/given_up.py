@@ -26,6 +26,12 @@ _LOOKED_AT = 4  # parameters whose versions show whether an optimizer's paramete
 
 def was_given_up(track: Track, attempt: Attempt) -> bool | None:
     """Why, in `attempt.why_given_up`, where it was. None: a device alone knows. Call it once for each ending."""
+    if (
+        not attempt.backwards
+        and attempt.seen is not None
+        and attempt.seen.marks()[0] == track.used[0] == track.last_seen
+    ):
+        return False  # what a backward made and the last step has left, which the loop wrote to since
     looked = attempt.looked_at is not None
     used_elsewhere = bool(attempt.backwards) and all(loss.used_by - {track.name} for loss in attempt.backwards)
     is_first_half = looked and attempt.looked_at != some_versions(track.optimizer)
