@@ -409,7 +409,7 @@ def two_steps_on_one_gradient(tape: Tape) -> None:
     tape.keep(model, optimizer)
 
 
-@published()
+@published(events={"clip_after_step": 1})
 def a_clip_before_backward(tape: Tape) -> None:
     """A mistake: it clips what the last step left behind, and that is zeroed. This step's gradients are whole."""
     model = mlp()
@@ -425,7 +425,7 @@ def a_clip_before_backward(tape: Tape) -> None:
     tape.keep(model, optimizer)
 
 
-@published()
+@published(events={"clip_after_step": 1})
 def a_clip_after_the_step(tape: Tape) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
