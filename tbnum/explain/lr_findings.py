@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -230,50 +231,61 @@ def _rates(view: RunView) -> dict[str | None, list[np.ndarray]]:
 
 def momentum(view: RunView) -> Iterator[Finding]:
     """A momentum from which no gradient ever fades."""
-    optimizers = view.meta.get("optimizers")
-    for name, optimizer in optimizers.items() if isinstance(optimizers, Mapping) else ():
-        groups = optimizer.get("groups") if isinstance(optimizer, Mapping) else None
-        for number, group in enumerate(groups or ()):
-            value = as_float(group.get("momentum")) if isinstance(group, Mapping) else float("nan")
-            if not value >= 1:
-                continue
-            yield Finding(
-                "momentum_invalid",
-                "warning",
-                "The momentum never fades",
-                f"{optimizer.get('class', 'The optimizer')} ({name}, group {number}) was made with "
-                f"momentum={number_text(value)}: every step goes on along the sum of all gradients since the first.",
-                "Give a momentum below 1; 0.9 is usual.",
-                OF_THE_RUN,
-            )
-            return
+    for group in _groups(view):
+        value = as_float(group.settings.get("momentum"))
+        if not value >= 1:
+            continue
+        yield Finding(
+            "momentum_invalid",
+            "warning",
+            "The momentum never fades",
+            f"{group.label} was made with momentum={number_text(value)}: every step goes on along the sum of all "
+            "gradients since the first.",
+            "Give a momentum below 1; 0.9 is usual.",
+            OF_THE_RUN,
+        )
+        return
 
 
 def weight_decay(view: RunView) -> Iterator[Finding]:
     """Decay apart from the gradient that takes so much in each step that nothing learned lasts."""
+    for group in _groups(view):
+        if not group.settings.get("decoupled_weight_decay"):
+            continue
+        lr = view.steps.get(group.lr.full, np.empty(0))
+        lr = lr[np.isfinite(lr)]
+        rate, decay = float(np.median(lr)) if len(lr) else 0.0, as_float(group.settings.get("weight_decay"))
+        if not rate * decay >= DECAY_SHARE:
+            continue
+        yield Finding(
+            "weight_decay_strong",
+            "warning",
+            "Weight decay takes back what is learned",
+            f"{group.label} has weight_decay={number_text(decay)}: at its learning rate of {number_text(rate)} each "
+            f"step takes {100 * rate * decay:.2g} % of the parameters; about 0.01 % is usual.",
+            "Lower the weight decay (0.01 to 0.1 is usual) or the learning rate, which multiplies it.",
+            OF_THE_RUN,
+        )
+        return
+
+
+class _Group(NamedTuple):
+    """A parameter group as an optimizer was made with it."""
+
+    label: str
+    lr: StepColumn
+    settings: Mapping[str, Any]
+
+
+def _groups(view: RunView) -> Iterator[_Group]:
     optimizers = view.meta.get("optimizers")
     known = optimizers if isinstance(optimizers, Mapping) else {}
     for name, optimizer in known.items():
         groups = optimizer.get("groups") if isinstance(optimizer, Mapping) else None
-        for number, group in enumerate(groups or ()):
-            if not isinstance(group, Mapping) or not group.get("decoupled_weight_decay"):
-                continue
-            lr = view.steps.get(StepColumn(name if len(known) > 1 else None, "lr", number).full, np.empty(0))
-            lr = lr[np.isfinite(lr)]
-            rate, decay = float(np.median(lr)) if len(lr) else 0.0, as_float(group.get("weight_decay"))
-            if not rate * decay >= DECAY_SHARE:
-                continue
-            yield Finding(
-                "weight_decay_strong",
-                "warning",
-                "Weight decay takes back what is learned",
-                f"{optimizer.get('class', 'The optimizer')} ({name}, group {number}) has weight_decay="
-                f"{number_text(decay)}: at its learning rate of {number_text(rate)} each step takes "
-                f"{100 * rate * decay:.2g} % of the parameters; about 0.01 % is usual.",
-                "Lower the weight decay (0.01 to 0.1 is usual) or the learning rate, which multiplies it.",
-                OF_THE_RUN,
-            )
-            return
+        for number, settings in enumerate(groups or ()):
+            if isinstance(settings, Mapping):
+                label = f"{optimizer.get('class', 'The optimizer')} ({name}, group {number})"
+                yield _Group(label, StepColumn(name if len(known) > 1 else None, "lr", number), settings)
 
 
 def restarted(view: RunView) -> Iterator[Finding]:
