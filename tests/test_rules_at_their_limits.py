@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tbnum.explain import scale_findings as scale_rules
 from tbnum.explain import tensor_findings as tensors_of
 from tbnum.explain.finding import Finding
 from tbnum.explain.led_here import Quantity, what_led_here
-from tbnum.explain.rows import Rows
+from tbnum.explain.rows import Rows, sampled_rows, scale_of
 from tbnum.explain.spikes import SpikeFacts
 from tbnum.log.schema import Event
 
@@ -1107,3 +1108,69 @@ def test_tensors_that_get_no_gradient_any_more_are_a_warning_from_half_of_them_o
         "1 of 4 tensors (two.weight) had a gradient earlier in the run, and none from step 300 to 330." in one.evidence
     )
     assert found(2, had=0.75) is not None and found(2, had=0.5) is None and found(2, count=3) is None
+
+
+# -- rows of tables ----------------------------------------------------------------------------------------------------
+
+
+class Tables:
+    """By step, the tables of a record: names, and the norms of their gradients."""
+
+    def __init__(self, tables: dict[int, Sequence[tuple[tuple[str, ...], Sequence[float]]]], **more: Any) -> None:
+        self.tables, self.more = tables, more
+
+    def steps_of(self, *reasons: str) -> np.ndarray:
+        return np.array(sorted(self.tables))
+
+    def at(self, step: int, columns: Sequence[str]) -> list[Any]:
+        return [
+            SimpleNamespace(
+                **{"optimizer": None, "reason": "interval", "names": names, **self.more},
+                columns={"grad_norm": np.array(norms)},
+            )
+            for names, norms in self.tables[step]
+        ]
+
+
+def sampled(tables: Any, count: int = 16, steps: int = 101, **more: Any) -> list[Rows]:
+    record = View(steps, loss_scale=np.arange(float(steps)))
+    record.tensors = tables  # type: ignore[attr-defined]
+    return sampled_rows(record, ("grad_norm",), count, **more)  # type: ignore[arg-type]
+
+
+def test_tables_of_other_tensors_stand_in_one_array_each_value_at_its_name() -> None:
+    tables = {10: [(("a", "b"), [1.0, 2.0])], 20: [(("b",), [3.0])], 30: [(("c", "a"), [4.0, 5.0])]}
+    (rows,) = sampled(Tables(tables))
+    assert rows.names == ("a", "b", "c") and rows.steps.tolist() == [10, 20, 30] and rows.scale.tolist() == [10, 20, 30]
+    np.testing.assert_array_equal(rows.columns["grad_norm"], [[1.0, 2.0, NAN], [NAN, 3.0, NAN], [5.0, NAN, 4.0]])
+    assert sampled(Tables(tables, reason="flight")) == []
+
+
+def test_rows_are_taken_evenly_from_a_share_of_the_run_or_the_least_at_its_ends() -> None:
+    every = Tables({step: [(("a",), [1.0])] for step in range(0, 101, 5)})
+
+    def steps(count: int = 16, **more: Any) -> list[int]:
+        found = sampled(every, count, **more)
+        return found[0].steps.tolist() if found else []
+
+    assert steps(5) == [0, 25, 50, 75, 100] and steps(100) == list(range(0, 101, 5)) and steps(1) == [0]
+    assert steps(share=(0.75, 1.0)) == [75, 80, 85, 90, 95, 100] and steps(share=(0.0, 0.1)) == [0, 5, 10]
+    assert steps(share=(0.25, 0.5)) == [25, 30, 35, 40, 45, 50]
+    assert steps(share=(0.95, 1.0), least=4) == [85, 90, 95, 100] and steps(share=(0.0, 0.05), least=4) == [
+        0,
+        5,
+        10,
+        15,
+    ]
+    assert steps(share=(0.95, 1.0), least=2) == [95, 100] and steps(share=(0.4, 0.45), least=4) == [40, 45]
+    assert steps(share=(0.95, 1.0), least=10) == list(range(55, 101, 5)) and steps(share=(0.95, 1.0), least=11) == [
+        95,
+        100,
+    ]
+    assert sampled(Tables({}), share=(0.0, 1.0)) == [] and sampled(None) == []
+
+
+def test_the_scale_of_a_step_that_the_record_lacks_is_unknown() -> None:
+    record = View(5, step=np.array([1, 2, 4, 5, 8]), loss_scale=np.arange(5.0))
+    np.testing.assert_array_equal(scale_of(record, np.array([1, 3, 4, 8, 9])), [0.0, NAN, 2.0, 4.0, NAN])  # type: ignore[arg-type]
+    assert np.isnan(scale_of(View(5), np.array([1]))).all()  # type: ignore[arg-type]
