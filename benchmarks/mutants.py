@@ -122,6 +122,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         'skips = sum(int(event.data.get("at_least", 1)) for event in self._table.events if event.kind is "skip")',
     ): "kinds of what is inferred are constants, each a single string",
     ("tbnum/measure/checksums.py", "without @cache"): "a cost",
+    (
+        "tbnum/explain/lr_findings.py",
+        "if skipped is None or len(lr) <= 2:",
+    ): "two steps have one at most that another follows, and it takes two",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""
