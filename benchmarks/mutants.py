@@ -123,6 +123,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): "kinds of what is inferred are constants, each a single string",
     ("tbnum/measure/checksums.py", "without @cache"): "a cost",
     (
+        "tbnum/log/inferred.py",
+        "last_finite = int(np.flatnonzero(finite)[-1]) if finite.any() else - 0",
+    ): "no row comes before row 0",
+    (
         "tbnum/explain/lr_findings.py",
         "if skipped is None or len(lr) <= 2:",
     ): "two steps have one at most that another follows, and it takes two",

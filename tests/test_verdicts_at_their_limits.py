@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from tbnum.explain.nonfinite import (
     made_in_backward,
     no_overflow,
     nothing_is_spared,
+    spoiled_updates,
+    update_event,
 )
 from tbnum.explain.phrases import as_inferred, tensors
 from tbnum.explain.ranks import disagreement_words, guilty_words
@@ -610,3 +613,35 @@ def test_an_event_of_no_step_and_a_damaged_trailer_are_refused() -> None:
         with pytest.raises(ValueError):
             check_session(wrong)
     check_session({"world_size": 2**20, "start_time": 1, "optimizers": {"a": {}}, "scaler": None, "parameters": None})
+
+
+def test_an_update_spoiled_parameters_where_all_gradients_since_they_were_finite_were_finite() -> None:
+    def found(
+        counts: Sequence[float], *events: Event, skipped: Sequence[int] = (), other: Sequence[float] | None = None
+    ) -> list[SpoiledUpdate]:
+        """Parameters were finite after step 3, and are not after step 7."""
+        steps = {"step": np.arange(10), "nonfinite_tensors": np.array([9.0] * 4 + [*counts] + [9.0] * 2)}
+        if other is not None:
+            steps = {**steps, "a/nonfinite_tensors": np.array([9.0] * 4 + [*other] + [9.0] * 2)}
+        steps["skipped"] = np.isin(np.arange(10), list(skipped))
+        norms = SimpleNamespace(spoiled=lambda: [SpoiledUpdate(3, 7)])
+        return spoiled_updates(FakeRun(steps), norms, [Known.of(event) for event in events])  # type: ignore[arg-type]
+
+    yes, no = [SpoiledUpdate(3, 7)], []
+    assert found([0, 0, 0, 0]) == yes and found([0, NAN, NAN, 0]) == yes and found([NAN, NAN, NAN, NAN]) == no
+    assert found([0, 0, 1, 0]) == no and found([0, 0, 1, 0], skipped=[6]) == yes and found([1, 0, 0, 0]) == no
+    assert found([0, 0, 0, 2]) == no and found([0, NAN, NAN, NAN], skipped=[4]) == no
+    assert found([0, 0, 0, 0], other=[0, 3, 0, 0]) == no and found([NAN] * 4, other=[0, 0, 0, 0]) == yes
+    for kind in ("nonfinite_step", "resume"):
+        for step, expected in ((3, yes), (4, no), (7, no), (8, yes)):
+            assert found([0, 0, 0, 0], Event(step, 0.0, kind)) == expected
+    assert found([0, 0, 0, 0], Event(5, 0.0, "skip")) == yes
+
+
+def test_the_event_of_a_spoiled_update_stands_at_the_step_that_showed_it() -> None:
+    record = FakeRun({"step": np.array([0, 2, 5]), "wall_time": np.array([1.0, 2.0, 3.0])})
+    event = update_event(record, SpoiledUpdate(1, 5))
+    assert (event.step, event.wall_time, event.kind) == (5, 3.0, "nonfinite_update")
+    assert event.data == {"after_step": 1, "by_step": 5}
+    assert math.isnan(update_event(record, SpoiledUpdate(1, 6)).wall_time)
+    assert math.isnan(update_event(FakeRun({"step": np.array([5])}), SpoiledUpdate(1, 5)).wall_time)
