@@ -122,6 +122,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         'skips = sum(int(event.data.get("at_least", 1)) for event in self._table.events if event.kind is "skip")',
     ): "kinds of what is inferred are constants, each a single string",
     ("tbnum/measure/checksums.py", "without @cache"): "a cost",
+    ("tbnum/measure/chunks.py", "_PIECE_DEVICE = 1 << 23"): "how much memory of a device a pass takes at once",
     ("tbnum/measure/chunks.py", "_PIECE_CPU = 1 << 19"): "how much memory a pass takes at once",
     (
         "tbnum/log/inferred.py",

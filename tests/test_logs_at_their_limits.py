@@ -613,3 +613,34 @@ def test_tensors_whose_groups_part_matrices_and_vectors_are_put_in_forward_order
         "group0.param3",
         "x.group1.param2",
     ]
+
+
+# -- what an inferred event holds --------------------------------------------------------------------------------------
+
+
+def test_an_inferred_skip_has_the_loss_and_norm_of_its_row_where_it_is_that_step() -> None:
+    def skip_of(steps: Sequence[int], scales: Sequence[float], norms: Sequence[float], **more: Any) -> dict[str, Any]:
+        step = np.array(steps)
+        columns = {"step": step, "wall_time": step + 0.5, "loss_scale": np.array(scales), "grad_norm": np.array(norms)}
+        columns["loss"] = np.array(more.pop("loss", [2.0] * len(steps)))
+        logged = {name: np.ones(len(steps), bool) for name in columns}
+        habits = Habits(Scaler.LOGGED, **{"scale_after": True, "backoff": 0.5, **more})
+        found = infer(columns, Numbering(), habits, logged=logged).events
+        return next(dict(event.data) for event in found if event.kind == "skip")
+
+    alone = skip_of([0, 1, 2], [8.0, 4.0, 4.0], [1.0, 3.0, 1.0])
+    assert alone == {
+        **{"inferred": True, "how": "loss_scale", "loss_scale": 8.0, "new_scale": 4.0},
+        **{"loss": 2.0, "grad_norm": 3.0},
+    }
+    within = skip_of([0, 3, 6], [8.0, 4.0, 4.0], [1.0, 3.0, 1.0])  # perhaps of another step than the row's
+    assert within == {"inferred": True, "how": "loss_scale", "within": 3, "loss_scale": 8.0, "new_scale": 4.0}
+    every = skip_of([0, 3, 6], [8.0, 1.0, 1.0], [1.0, 3.0, 1.0])  # all of them
+    assert every["at_least"] == 3 == every["within"] and (every["loss"], every["grad_norm"]) == (2.0, 3.0)
+    halved = skip_of([0, 3, 6], [8.0, 1.0, 1.0], [1.0, 3.0, 1.0], backoff=None)
+    assert (halved["halvings"], halved.get("at_least"), halved["loss"]) == (3, None, 2.0)
+    norm = skip_of([0, 1, 2], [8.0, 8.0, 8.0], [1.0, INF, 1.0], window=3)  # a mean that one step spoiled
+    assert (norm["how"], norm["within"], norm["grad_norm"]) == ("grad_norm", 3, INF) and "loss" not in norm
+    assert norm["loss_scale"] == 8.0 and "new_scale" not in norm
+    nan = skip_of([0, 1, 2], [8.0, 4.0, 4.0], [1.0, 3.0, 1.0], loss=[2.0, NAN, 2.0])
+    assert math.isnan(nan["loss"]) and nan["loss_logged"] is True
