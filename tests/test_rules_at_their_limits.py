@@ -1156,17 +1156,11 @@ def test_rows_are_taken_evenly_from_a_share_of_the_run_or_the_least_at_its_ends(
     assert steps(5) == [0, 25, 50, 75, 100] and steps(100) == list(range(0, 101, 5)) and steps(1) == [0]
     assert steps(share=(0.75, 1.0)) == [75, 80, 85, 90, 95, 100] and steps(share=(0.0, 0.1)) == [0, 5, 10]
     assert steps(share=(0.25, 0.5)) == [25, 30, 35, 40, 45, 50]
-    assert steps(share=(0.95, 1.0), least=4) == [85, 90, 95, 100] and steps(share=(0.0, 0.05), least=4) == [
-        0,
-        5,
-        10,
-        15,
-    ]
-    assert steps(share=(0.95, 1.0), least=2) == [95, 100] and steps(share=(0.4, 0.45), least=4) == [40, 45]
-    assert steps(share=(0.95, 1.0), least=10) == list(range(55, 101, 5)) and steps(share=(0.95, 1.0), least=11) == [
-        95,
-        100,
-    ]
+    assert steps(share=(0.95, 1.0), least=4) == [80, 85, 90, 95, 100]  # one more than the least
+    assert steps(share=(0.0, 0.05), least=4) == [0, 5, 10, 15, 20] and steps(share=(0.4, 0.45), least=4) == [40, 45]
+    assert steps(share=(0.95, 1.0), least=2) == [90, 95, 100] and steps(share=(0.95, 1.0), least=1) == [95, 100]
+    assert steps(share=(0.95, 1.0), least=10) == list(range(50, 101, 5))
+    assert steps(share=(0.95, 1.0), least=11) == [95, 100]  # the run has not twice as many
     assert sampled(Tables({}), share=(0.0, 1.0)) == [] and sampled(None) == []
 
 
