@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from tbnum.alive import Alive
 from tbnum.observe.caller import users_line, warn
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from tbnum.monitor import Monitor
+    from tbnum.options import Options
 
-__all__ = ["OfThisProcess", "already_wrapped", "crash_facts", "is_over", "open_monitors"]
+__all__ = ["OfThisProcess", "already_wrapped", "crash_facts", "is_over", "open_monitors", "warn_of_other_options"]
 
 open_monitors: Alive[Monitor] = Alive()
 
@@ -107,6 +109,18 @@ def already_wrapped(
             raise ValueError(_in_the_way(monitor, use, is_shared))
         _end(monitor, [each for each in held if id(each) not in given])
     return None
+
+
+def warn_of_other_options(monitor: Monitor, asked: Options, modules: Mapping[str, nn.Module]) -> None:
+    """`wrap` was called again for what the monitor records, with others perhaps."""
+    names = monitor._options.where_not(asked)
+    if modules and {id(module) for module in modules.values()} != {id(ref()) for ref in monitor._modules.values()}:
+        names.append("model")
+    if names:
+        warn(
+            f"these objects are wrapped already, and their monitor goes on as it was: what this call gives as "
+            f"{', '.join(names)} is not taken. close() that monitor first to record them otherwise."
+        )
 
 
 def _use_of(objects: list[Any], monitor: Monitor, wrapped_at: str | None) -> Use | None:

@@ -27,7 +27,14 @@ from tbnum.arguments import (
     checked_scaler,
 )
 from tbnum.explain import explain_run
-from tbnum.lifecycle import OfThisProcess, already_wrapped, crash_facts, is_over, open_monitors
+from tbnum.lifecycle import (
+    OfThisProcess,
+    already_wrapped,
+    crash_facts,
+    is_over,
+    open_monitors,
+    warn_of_other_options,
+)
 from tbnum.log.schema import Event
 from tbnum.measure.clip import check_max_norm, clip_grad_norm_
 from tbnum.monitor_state import checked_state, state_of
@@ -157,7 +164,7 @@ def wrap(
     folder = checked_folder(logdir, writer)
     known = already_wrapped(optimizers, its_scaler, folder, users_place())
     if known is not None:
-        known._keeps_to_its_options(options, modules)
+        warn_of_other_options(known, options, modules)
         return known
     monitor = Monitor(optimizers, its_scaler, folder=folder, writer=writer, modules=modules, options=options)
     if verbose is not False and not rank_and_world_size()[0]:
@@ -445,17 +452,6 @@ class Monitor(OfThisProcess):
         self._state = checked
         self._recorder.resumed(checked["step"], checked.get("skipped_steps", 0))
         self._observer.expect_first_step(functools.partial(_first_step, weakref.ref(self)))
-
-    def _keeps_to_its_options(self, asked: Options, modules: Mapping[str, nn.Module]) -> None:
-        """`wrap` was called again, with others perhaps."""
-        names = self._options.where_not(asked)
-        if modules and {id(module) for module in modules.values()} != {id(ref()) for ref in self._modules.values()}:
-            names.append("model")
-        if names:
-            warn(
-                f"these objects are wrapped already, and their monitor goes on as it was: what this call gives as "
-                f"{', '.join(names)} is not taken. close() that monitor first to record them otherwise."
-            )
 
     def __enter__(self) -> Monitor:
         is_over(self, "`with monitor`")
