@@ -30,6 +30,7 @@ from tbnum.explain.words import as_float, count_text, number_text, share_text
 from tbnum.log.columns import StepColumn, columns_named
 
 __all__ = [
+    "cycles",
     "group_zero",
     "invalid",
     "jumped",
