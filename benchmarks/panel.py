@@ -39,6 +39,7 @@ MOST_STATIC_KB = 300.0
 MOST_MODULES = 8.0
 MOST_HEAT_MAP_SECONDS = 0.5
 WAIT_MS = 300_000  # of a busy machine
+WARM = 2  # how often a page is opened once the server is warm, after the one time that it is cold
 
 TENSORS = 300
 
@@ -184,7 +185,7 @@ class Browser:
 
     def open(self, url: str, run: str) -> tuple[Any, Any, dict[str, float]]:
         """The page, the panel's frame in it, and when what was there, in ms since the page was asked for."""
-        page = self._browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+        page = self._page(url)
         page.set_default_timeout(WAIT_MS)
         page.add_init_script(PROBE)
         page.goto(f"{url}#tbnum&p.tbnum.run={run}")
@@ -194,6 +195,9 @@ class Browser:
         found = frame.evaluate(OPENED)
         began = page.evaluate("() => performance.timeOrigin")
         return page, frame, {**found, "render": found["render"] - began, "drawn": found["drawn"] - began}
+
+    def _page(self, url: str) -> Any:
+        return self._browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
 
 
 def long_run(
@@ -211,11 +215,11 @@ def long_run(
         try:
             until_ready(server.url)
             idle = server_mb(server.process.pid)
-            for target in (cold, warm, warm):
+            for target in (cold, *[warm] * WARM):
                 page, frame, opened = browser.open(server.url, "long")
                 target.append((opened["drawn"] - opened["render"]) / 1e3)
                 before.append(opened["render"] / 1e3)
-                if len(warm) == 2 * colds:
+                if len(warm) == WARM * colds:
                     turned = [frame.evaluate(TURN, turn) for turn in _turns()]
                     hovered = frame.evaluate(HOVER, 120)
                 page.context.close()
@@ -309,7 +313,7 @@ def heat_map(report: Report, browser: Browser, folder: Path, samples: int) -> No
     server = TensorBoard(folder)
     try:
         until_ready(server.url)
-        for _ in range(3):  # cold, then warm
+        for _ in range(1 + WARM):  # cold, then warm
             page, frame, _ = browser.open(server.url, "tensors")
             frame.get_by_role("button", name="Tensors").wait_for(timeout=WAIT_MS)
             seen.append(frame.evaluate(OPEN_HEAT_MAP))

@@ -107,7 +107,7 @@ def test_log_writes_reads_and_watches_memory(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.browser
 def test_panel_is_opened_zoomed_and_hovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("playwright.sync_api")
-    from tests.browser.conftest import BROWSERS, TensorBoard
+    from tests.browser.conftest import BARE, BROWSERS, TensorBoard
 
     if not any(map(shutil.which, BROWSERS)):
         pytest.skip("no browser")
@@ -115,6 +115,18 @@ def test_panel_is_opened_zoomed_and_hovered(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(TensorBoard, "python", warm.python())
     monkeypatch.setattr(panel_overlaid, "RUNS", 3)
+    for module in (panel, panel_overlaid):
+        monkeypatch.setattr(module, "WARM", 1)
+
+    class BarePages(panel.Browser):
+        """In TensorBoard's own page each of seven loads takes seconds; the tests of the panel have some of them."""
+
+        def _page(self, url: str) -> Any:
+            page = super()._page(url)
+            page.route(url, lambda route: route.fulfill(content_type="text/html", body=BARE))
+            return page
+
+    monkeypatch.setattr(panel, "Browser", BarePages)
     turns = panel._turns()[::7]  # one of each kind
     monkeypatch.setattr(panel, "_turns", lambda: turns)
     options = ["--quick", "--steps", "20000", "--events", "100", "--runs", "3", "--json", str(tmp_path / "p")]

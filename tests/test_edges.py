@@ -339,6 +339,8 @@ def test_a_scaler_at_the_address_of_one_that_is_gone_has_set_no_scale(tmp_path: 
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     addresses = list[int]()
+    gc.collect()
+    gc.freeze()  # else each collection below visits all that other tests have loaded
     with tbnum.wrap(optimizer, model=model, logdir=tmp_path, verbose=False):
         for number in range(40):
             scaler = scaler_for(2.0 ** (number % 8 + 1))
