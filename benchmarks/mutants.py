@@ -132,6 +132,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/explain/lr_findings.py",
         "if skipped is None or len(lr) <= 2:",
     ): "two steps have one at most that another follows, and it takes two",
+    ("tbnum/log/inferred.py", 'if name >= "loss" and math.isnan(data[name]):'): "the other name comes before it",
+    (
+        "tbnum/log/tensors.py",
+        "held = (narrow == values) | np.isnan(values) | ((size >= 2.0**- 125) & np.isfinite(narrow))",
+    ): "what is held as float32 in one is held as float64 in the other",
+    (
+        "tbnum/observe/sentinels.py",
+        'or (watched.place >= "parameter" and watched.call.module not in handed_bad_names)',
+    ): "the other two names come before it",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
+import tbnum
 from tbnum.explain import explain_run, findings
 from tbnum.explain.curve_findings import _frequent
 from tbnum.explain.kinds import _buffers_since
@@ -42,7 +44,7 @@ from tbnum.observe.origin import WatchedRun
 from tbnum.observe.shards import Parts
 from tbnum.observe.variables import _is_scheduler
 from tensorboard_plugin_tbnum import impl, runs
-from tensorboard_plugin_tbnum.judging import _leaves
+from tensorboard_plugin_tbnum.judging import _leaves, _means
 from tests import test_loader as loading
 from tests.recorded import record
 from tests.recorded import skip as recorded_skip
@@ -233,11 +235,76 @@ def test_a_rank_answers_for_the_norm_of_all_of_its_parts_and_for_none_of_a_numbe
     parts = Parts(owned=(True, False, True), ranks=(0, 1))
     assert _share(np.array([3.0, 7.0, 4.0]), parts, (0, 1, 2)) == 5.0
     assert math.isnan(_share(np.array([3.0, 7.0]), parts, (0, 1)))
+    assert math.isnan(_share(np.array([3.0, 7.0, 4.0, 1.0]), parts, (0, 1, 2, 3)))
 
 
 @pytest.mark.parametrize(("name", "is_one"), [("WarmupScheduler", True), ("Trainer", False)])
 def test_an_object_that_is_called_a_scheduler_is_one_wherever_it_comes_from(name: str, is_one: bool) -> None:
     assert _is_scheduler(type(name, (), {})()) == is_one
+
+
+def test_a_scale_is_set_at_the_step_of_the_last_update_and_before_the_first_at_step_0(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path, verbose=False):
+        scaler.scale(torch.ones(()))
+        scaler.update(512.0)
+        for number in range(4):
+            scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if number == 1:
+                scaler.update(256.0)
+    found = [(event.step, event.kind, event.data["new_scale"]) for event in tbnum.read(tmp_path)["."].events]
+    assert found == [(0, "scale_set", 512.0), (1, "scale_set", 256.0)]
+
+
+def test_a_learning_rate_in_a_tensor_that_is_changed_in_place_is_that_of_its_step(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(1.0))
+    used = []
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=50, verbose=False):
+        for _ in range(60):
+            model(torch.ones(1, 3)).square().sum().backward()
+            used.append(optimizer.param_groups[0]["lr"].item())
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.param_groups[0]["lr"].mul_(0.5)
+    assert tbnum.read(tmp_path)["."].steps["lr"].tolist() == used
+
+
+def test_norms_of_tensors_are_divided_by_a_scale_of_ones_own_that_is_two(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tbnum.wrap(optimizer, lambda: 2.0, model=model, logdir=tmp_path, tensor_interval=1, verbose=False):
+        for _ in range(3):
+            (model(torch.ones(1, 3)).sum() * 2.0).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= 2.0
+            optimizer.step()
+            optimizer.zero_grad()
+    run = tbnum.read(tmp_path)["."]
+    np.testing.assert_allclose(run.tensors["grad_norm"][2], math.sqrt(3), rtol=1e-6)
+    np.testing.assert_allclose(run.steps["grad_norm"], math.sqrt(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [49, 50])
+def test_the_fiftieth_backward_in_a_row_that_no_step_used_is_the_first_to_be_told(count: int, tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with tbnum.wrap(optimizer, model=model, logdir=tmp_path, verbose=False):
+            for number in range(5 + count):
+                model(torch.ones(1, 3)).square().sum().backward()
+                if number < 5:
+                    optimizer.step()
+                optimizer.zero_grad()
+    told = [str(warning.message) for warning in caught if "50 backward" in str(warning.message)]
+    assert len(told) == (count == 50)
 
 
 # -- log ---------------------------------------------------------------------------------------------------------------
@@ -350,6 +417,12 @@ def test_a_run_that_is_outside_of_the_seeds_in_its_last_stretch_alone_has_not_le
     edges = np.array([0.0, 10.0, 20.0, 30.0, 40.0])
     assert _leaves("loss", np.array([1.0, 1.0, 1.0, 5.0]), seeds, edges) is None
     assert _leaves("loss", np.array([1.0, 1.0, 5.0, 5.0]), seeds, edges) == 20
+
+
+def test_means_of_a_stretch_are_of_its_finite_values() -> None:
+    loss = np.array([1.0, math.nan, 3.0, math.inf, math.nan, 5.0])
+    snapshot = SimpleNamespace(steps={"step": np.arange(6), "loss": loss}, derived=None)
+    assert _means(snapshot, "loss", np.array([0.0, 3.0, 6.0])).tolist() == [2.0, 5.0]  # type: ignore[arg-type,union-attr]
 
 
 def test_who_has_the_events_already_is_sent_none_and_none_is_written_out(

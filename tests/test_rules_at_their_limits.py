@@ -633,6 +633,10 @@ def test_headroom_runs_out_where_gradients_grow_sixteenfold_and_the_scale_comes_
     below = headroom(16.0, 4.0, late=0.5)
     assert below is not None and "about 0 steps from now" in below.evidence
     assert only(tensors_of.headroom, with_rows(rows_of(absmax=0.0, scale=1.0), rows_of(100, scale=4.0))) is None
+    for largest, scale in ((math.inf, 4.0), (1.0, math.inf)):  # most of them overflowed
+        middle = rows_of(100, absmax=largest, scale=scale)
+        for late in (16.0, math.inf):
+            assert only(tensors_of.headroom, with_rows(rows_of(absmax=late, scale=1.0), middle)) is None
 
 
 def test_gradients_are_not_float16_where_half_of_the_tensors_leave_its_range_in_half_of_the_rows() -> None:

@@ -364,6 +364,8 @@ def _headroom(rows: Rows, before: Rows | None) -> Iterator[Finding]:
     with np.errstate(invalid="ignore", divide="ignore"):
         late, early = (np.log2(np.nanmedian(_largest(each))) for each in (rows, before))
         scale_late, scale_early = (np.log2(np.median(each.scale)) for each in (rows, before))
+    if not np.isfinite([late, early, scale_late, scale_early]).all():
+        return
     grew, fell = float(late - early), float(scale_early - scale_late)
     if not (grew >= HEADROOM_LOST and fell >= HEADROOM_LOST / 2):
         return

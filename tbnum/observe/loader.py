@@ -215,10 +215,8 @@ class BatchIds:
         if len(self._epochs) != 1 or self._hooks or self._unknown or self._reads_in_chunks:
             return False
         (epoch,) = self._epochs
-        before = epoch.at_backward
-        if not before or epoch.yielded != before + 1 or epoch.lag != 0 or epoch.ended or epoch.broken:
-            return False
-        if len(epoch.unused) != 1 or epoch.matched is not None:
+        before, is_sure = epoch.at_backward, epoch.lag == 0 and epoch.matched is None
+        if not before or not is_sure or epoch.yielded != before + 1 or epoch.ended or epoch.broken:
             return False
         epoch.at_backward = epoch.yielded
         epoch.backwards += 1
