@@ -141,6 +141,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/observe/sentinels.py",
         'or (watched.place >= "parameter" and watched.call.module not in handed_bad_names)',
     ): "the other two names come before it",
+    (
+        "tbnum/log/scalar_table.py",
+        "interval = _growth_interval(inferred.events, numbering) if every <= 1 else None",
+    ): "steps of a tag rise, so that it is 1 at least",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""

@@ -289,6 +289,14 @@ def test_a_record_that_begins_late_cannot_tell_the_first_skips():
     assert causes(loop) == ["unknown", "bad_batch"]
 
 
+@pytest.mark.parametrize(("held", "cause"), [(9, "unknown"), (10, "backward_nonfinite")])
+def test_nan_of_a_record_that_begins_late_is_backward_s_once_the_scale_has_held(held: int, cause: str):
+    loop = Loop(first_step=500)
+    loop.steps(held)
+    loop.step(overflow=True, nan=400.0, inf=0.0, largest_finite=100.0 / loop.scale, nonfinite_tensors=8)
+    assert causes(loop) == [cause]
+
+
 def test_a_resumed_record_goes_on_with_what_was_known():
     loop = Loop(growth_interval=100)
     loop.steps(60)

@@ -620,6 +620,9 @@ def test_gradients_that_are_all_zero_are_reported_where_the_loss_is_not(zero_fro
     found = reported(columns(COUNT, loss=np.full(COUNT, loss), grad_norm=norm))
     assert ("gradients_zero" in found) == there
     assert not there or found["gradients_zero"].steps == (zero_from,)
+    norm[-1], norm[-2] = np.nan, 1.0
+    again = reported(columns(COUNT, loss=np.full(COUNT, loss), grad_norm=norm, skipped=STEP == COUNT - 2))
+    assert ("gradients_zero" in again) == there, "one that is unknown, and one that was thrown away, show nothing"
 
 
 def test_a_norm_that_falls_with_the_loss_is_an_information():

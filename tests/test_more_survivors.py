@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from tbnum.explain.thresholds import BASELINE
 from tbnum.explain.totals import wasted_seconds
 from tbnum.explain.view import RunView
 from tbnum.log import scalar_ends
-from tbnum.log.event_file import EventFile
+from tbnum.log.event_file import EventFile, Points
 from tbnum.log.part_log import _began_here
 from tbnum.log.record_file import RecordTail
 from tbnum.log.scalar_ends import _Ends, wanted
@@ -38,7 +39,7 @@ from tbnum.log.scale_changes import _Factors
 from tbnum.log.schema import MAX_RECORD_BYTES, MOST_RANKS, Event, check_session
 from tbnum.log.tensors import TensorTable, _rounded_shares, encode_tables
 from tbnum.observe.landing import _share
-from tbnum.observe.loader import _same
+from tbnum.observe.loader import _same, checked_ids
 from tbnum.observe.nonfinite import Operations
 from tbnum.observe.origin import WatchedRun
 from tbnum.observe.shards import Parts
@@ -407,6 +408,21 @@ def test_of_many_tags_those_that_are_not_listed_are_counted() -> None:
     tags = [f"tag{number:02}" for number in range(TAGS_LISTED + 7)]
     assert missing_tag("loss", "objective", tags).endswith(f"'{tags[TAGS_LISTED - 1]}' and 7 more")
     assert missing_tag("loss", "objective", tags[:TAGS_LISTED]).endswith(f"'{tags[TAGS_LISTED - 1]}'")
+
+
+def test_a_step_of_a_tag_that_is_written_again_did_not_go_back() -> None:
+    points = Points()
+    for step in (1000, 1001, 1001, 1001, 500):
+        points.append(step, 0.0, 0.0)
+    assert (points.steps.tolist(), points.went_back) == ([500], [500])
+
+
+@pytest.mark.parametrize(("length", "shown"), [(80, 80), (81, 80)])
+def test_what_is_no_id_is_shown_in_eighty_characters(length: int, shown: int) -> None:
+    with pytest.raises(TypeError) as error:
+        checked_ids("x" * (length - 2))
+    (text,) = re.findall(r"not ('x+(?:'|\.\.\.))\. ", str(error.value))
+    assert len(text) == shown and text.endswith("'" if length == shown else "...")
 
 
 # -- plugin ------------------------------------------------------------------------------------------------------------

@@ -324,8 +324,8 @@ def updates_lost(view: RunView) -> Iterator[Finding]:
         dtypes = optimizer.get("dtypes")
         if not isinstance(dtypes, Mapping) or not dtypes or set(dtypes) - set(_ULP):
             continue
-        lr = view.steps.get(StepColumn(rows.optimizer, "lr").full, np.empty(0))
-        if not len(lr):
+        lr = view.steps.get(StepColumn(rows.optimizer, "lr").full)
+        if lr is None:
             continue
         ulp = max(_ULP[dtype] for dtype in dtypes)
         rate = float(np.nanmedian(lr[np.minimum(np.searchsorted(view.number, rows.steps), len(lr) - 1)]))
