@@ -24,7 +24,7 @@ from tbnum.explain.level_findings import _levels, _lr_text, _noise_of_levels
 from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.predict import next_overflow
 from tbnum.explain.repeats import _last_loss_was_finite
-from tbnum.explain.spikes import LIMITS, STRIDE, SpikeFacts, find_spikes
+from tbnum.explain.spikes import BACK_DEVIATIONS, BACK_ERRORS, LIMITS, NEXT, STRIDE, SpikeFacts, find_spikes
 from tbnum.explain.thresholds import BASELINE
 from tbnum.explain.totals import wasted_seconds
 from tbnum.explain.view import RunView
@@ -62,6 +62,15 @@ def test_levels_differ_by_no_less_than_what_scatters_in_a_window_lets_two_median
     medians = np.median(scatter * np.random.default_rng(1).standard_normal((2000, 2, 100)), axis=2)
     differs = float(np.std(medians[:, 0] - medians[:, 1]))
     assert 0.8 * differs < _noise_of_levels(values[:30], windows) < 1.2 * differs  # too few for what wanders
+
+
+@pytest.mark.parametrize(("errors", "deviations", "values"), [(BACK_ERRORS, BACK_DEVIATIONS, NEXT)])
+def test_medians_of_a_few_values_and_of_those_before_differ_by_as_many_standard_errors_as_is_said(
+    errors: float, deviations: float, values: int
+) -> None:
+    random = np.random.default_rng(0)
+    few, before = (np.median(random.standard_normal((4000, count)), axis=1) for count in (values, BASELINE))
+    assert errors / deviations == pytest.approx(float(np.std(few - before)), rel=0.1)
 
 
 def test_what_to_do_about_parameters_that_are_not_finite_is_what_their_first_skip_says() -> None:

@@ -346,7 +346,9 @@ class Usual(Noted):
         if scaler._scale is None or not scaler._scale.is_cpu or self._found(scaler, optimizer) != [0.0]:
             return False
         there = list(map(_gradient_of, parameters_of(optimizer)))
-        if list(map(id, there)) != self._ids or not self._clips_after:  # others may clip by hand, unseen
+        if list(map(id, there)) != self._ids:
+            return False
+        if not (self._clips_after or self._steps_by_scaler):  # it may be clipped by hand, unseen, before the step
             return False
         self._looked_at = some_versions(optimizer)
         self._gradients, self._seen = there, list(map(_version_of, there))
