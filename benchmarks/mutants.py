@@ -145,6 +145,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/log/scalar_table.py",
         "interval = _growth_interval(inferred.events, numbering) if every <= 1 else None",
     ): "steps of a tag rise, so that it is 1 at least",
+    ("tbnum/observe/updates.py", "elif what == Rescaling.CLIP:"): "members of an enumeration are single",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""

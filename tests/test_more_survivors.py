@@ -38,6 +38,7 @@ from tbnum.log.scalar_table import _spacing
 from tbnum.log.scale_changes import _Factors
 from tbnum.log.schema import MAX_RECORD_BYTES, MOST_RANKS, Event, check_session
 from tbnum.log.tensors import TensorTable, _rounded_shares, encode_tables
+from tbnum.observe.gradients import operations_behind
 from tbnum.observe.landing import _share
 from tbnum.observe.loader import _same, checked_ids
 from tbnum.observe.nonfinite import Operations
@@ -299,6 +300,27 @@ def test_norms_of_tensors_are_divided_by_a_scale_of_ones_own_that_is_two(tmp_pat
     run = tbnum.read(tmp_path)["."]
     np.testing.assert_allclose(run.tensors["grad_norm"][2], math.sqrt(3), rtol=1e-6)
     np.testing.assert_allclose(run.steps["grad_norm"], math.sqrt(3), rtol=1e-6)
+
+
+def test_operations_behind_a_loss_are_those_nearest_to_it_first() -> None:
+    near = torch.ones(2, requires_grad=True)
+    far = near.exp().exp().exp()
+    names = [type(node).__name__ for node in operations_behind([(far * near.sin()).sum()], 6)]
+    assert names[:4] == ["SumBackward0", "MulBackward0", "ExpBackward0", "SinBackward0"]
+    assert len(names) == 6 and names[4] == "ExpBackward0"
+
+
+def test_gradients_dropped_after_a_look_in_a_quarter_of_the_attempts_are_a_habit(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, verbose=False):
+        for number in range(40):
+            model(torch.ones(1, 3)).square().sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if number < 20 or number % 4:
+                optimizer.step()
+            optimizer.zero_grad()
+    assert tbnum.read(tmp_path)["."].steps["skipped"].sum() == 3  # of five
 
 
 @pytest.mark.parametrize("count", [49, 50])

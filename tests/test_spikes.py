@@ -180,9 +180,10 @@ def test_what_led_here_has_the_five_tensors_that_left_their_usual_furthest(tmp_p
 
     names = tuple(f"blocks.{at}.weight" for at in range(9))
     tables = []
-    for step in range(68, 100):
+    for step in range(68, 101):
         norms = np.ones(9)
         norms[4] = 30.0 if step == 97 else 1.0
+        norms[5] = 90.0 if step == 100 else 1.0  # what is to be led to is none of what led there
         tables.append(TensorTable(step, names, {"grad_norm": norms}, None, "flight"))
     record(tmp_path, range(120), tables=tables)
     (run,) = tbnum.read(tmp_path).values()

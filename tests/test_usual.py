@@ -194,6 +194,17 @@ def bypassed(loop: Loop) -> None:
     loop.optimizer.zero_grad()
 
 
+def unscaled_by_another(loop: Loop) -> None:
+    assert loop.scaler is not None
+    other = torch.amp.GradScaler("cpu", init_scale=512.0)
+    other.scale(torch.ones(()))
+    loop.backward()
+    other.unscale_(loop.optimizer)
+    nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1)
+    loop.optimizer.step()
+    loop.optimizer.zero_grad()
+
+
 def noted(loop: Loop) -> None:
     loop.backward()
     loop.monitor.annotate("in the middle of a step")
@@ -224,6 +235,7 @@ ODD: dict[str, Callable[[Loop], None]] = {
     "no update": without_update,
     "the scale set": scale_set,
     "the scaler bypassed": bypassed,
+    "gradients unscaled by another scaler": unscaled_by_another,
     "a note": noted,
 }
 KINDS: dict[str, dict[str, Any]] = {
@@ -240,6 +252,7 @@ ORDINARY = {
     "a closure": {"scaler", "scaler and clip"},
     "no update": {"plain", "clip", "accumulation", "momentum"},
     "the scale set": {"plain", "clip", "accumulation", "momentum"},
+    "gradients unscaled by another scaler": {"plain", "clip", "accumulation", "momentum"},
     "the scaler bypassed": {"plain", "momentum"},
     "moments zeroed": {"momentum"},
 }

@@ -16,6 +16,7 @@ from tbnum.explain import explain_run
 from tbnum.explain.ahead import Later
 from tbnum.explain.causes import explained_collapse, explained_skip, spoiled_since, update_remedy, update_text
 from tbnum.explain.close_look import Gradients
+from tbnum.explain.evidence import _of_history
 from tbnum.explain.facts import Facts, Known, skips_of
 from tbnum.explain.nonfinite import (
     Since,
@@ -153,6 +154,12 @@ def said(skip: Skip, after: Later | None = None, **data: Any) -> Event:
     known = {"loss": 2.5, "micro_batches": 1, "loss_scale": 1024.0, "new_scale": 512.0}
     event = Event(7, 0.0, "skip", data={**known, "nonfinite_tensors": 2, "tensors": 3, **data})
     return explained_skip(Known.of(event), skip, after)
+
+
+def test_a_scale_that_had_not_held_before_it_was_raised_is_no_evidence() -> None:
+    for name in ("held_before_probe", "held_before_growth"):
+        shown = [_of_history(verdict("bad_batch", **{name: held}), None).get(name) for held in (-1, 0, 1)]
+        assert shown == [None, None, 1]
 
 
 def test_a_probe_says_how_long_the_scales_had_held_and_when_the_next_one_comes() -> None:
