@@ -146,6 +146,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "interval = _growth_interval(inferred.events, numbering) if every <= 1 else None",
     ): "steps of a tag rise, so that it is 1 at least",
     ("tbnum/observe/updates.py", "elif what == Rescaling.CLIP:"): "members of an enumeration are single",
+    (
+        "tbnum/log/scalar_ends.py",
+        "HEAD_BYTES = 5 << 20  # in which the tags of a loss or a loss scale have to appear for a run to be listed",
+    ): "how much of a long file is looked through",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""

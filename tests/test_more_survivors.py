@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 import tbnum
 from tbnum.explain import explain_run, findings
 from tbnum.explain.curve_findings import _frequent
-from tbnum.explain.kinds import _buffers_since
+from tbnum.explain.kinds import _buffers_since, _buffers_whole
 from tbnum.explain.level_findings import _levels, _lr_text, _noise_of_levels
 from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.predict import next_overflow
@@ -181,6 +181,12 @@ def test_buffers_that_the_next_step_spoiled_were_spoiled_in_it(after: int, words
     assert _buffers_since(SimpleNamespace(event=event)) == words  # type: ignore[arg-type]
 
 
+def test_buffers_are_whole_in_a_checkpoint_from_before_the_step_that_spoiled_them() -> None:
+    for data, words in (({"failed_step": 0}, 0), ({"failed_step": 3, "after_step": 1}, 3), ({"after_step": 0}, 1)):
+        seen: Any = SimpleNamespace(event=Event(5, 0.0, "nonfinite_buffers", data=data))
+        assert _buffers_whole(seen) == f" from before step {words}"
+
+
 @pytest.mark.parametrize("count", [500, 503, 1001])
 def test_the_last_stretch_of_losses_whose_level_is_taken_ends_with_the_record(count: int) -> None:
     loss = 2 + np.random.default_rng(count).standard_normal(count)
@@ -217,6 +223,15 @@ def test_after_a_pass_that_was_given_up_with_a_batch_unused_the_models_input_sho
     for batch in loader:
         loop.step(batch)
     assert loop.is_exact()
+
+
+def test_a_loop_that_read_one_batch_ahead_and_showed_it_does_not_read_several_at_once() -> None:
+    loader = DataLoader(loading.data, batch_size=10, shuffle=True)
+    loop = loading.Loop(loader, with_model=True)
+    for _ in range(12):
+        for batch in loading.ahead(loader):
+            loop.step(batch)
+    assert loop.is_exact() and not loop.ids._hooks, "nothing is left to be shown"
 
 
 def test_a_part_of_a_batch_is_not_the_batch_though_it_lies_at_the_same_place() -> None:
