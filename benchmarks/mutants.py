@@ -150,6 +150,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/log/scalar_ends.py",
         "HEAD_BYTES = 5 << 20  # in which the tags of a loss or a loss scale have to appear for a run to be listed",
     ): "how much of a long file is looked through",
+    (
+        "tbnum/explain/tensor_findings.py",
+        "powers = range(math.floor(math.log2(now)) & 1, 127)",
+    ): "a lower scale loses more, so that none of them is the first that loses little",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""

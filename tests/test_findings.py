@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from tbnum.explain import Finding, findings
 from tbnum.explain import thresholds as limits
 from tbnum.explain.finding import STEPS_TOLD, steps_of
 from tbnum.explain.kinds import KINDS
+from tbnum.explain.tensor_findings import underflowing
+from tbnum.explain.view import RunView
 from tbnum.log.schema import Event
 from tbnum.log.tensors import HistogramTable, TensorTable
 from tests.corpus import Known, Loop
@@ -259,6 +262,10 @@ def test_a_gradient_that_underflows_is_reported_with_the_scale_that_cures_it(tmp
     finding = tensors(tmp_path, lambda step: (1e-7, 1e-7, 1e-7), init_scale=1.0)["gradient_underflow"]
     assert "At a scale of 1, 1e+02 %" in finding.evidence or "100 %" in finding.evidence
     assert "A scale of 4 cures it" in finding.remedy
+    (run,) = tbnum.read(tmp_path).values()
+    steps: Any = {**run.steps, "skipped": run.steps["step"] == 0}
+    first_skipped: Any = SimpleNamespace(steps=steps, histograms=run.histograms, meta=run.meta, tensors=run.tensors)
+    assert [found.rule for found in underflowing(RunView(first_skipped, []))] == ["gradient_underflow"]
     cured = tensors(tmp_path / "cured", lambda step: (1e-7, 1e-7, 1e-7), init_scale=4.0)
     assert "gradient_underflow" not in cured
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import warnings
@@ -20,7 +21,7 @@ import tbnum
 from tbnum.explain import explain_run, findings
 from tbnum.explain.curve_findings import _frequent
 from tbnum.explain.kinds import _buffers_since, _buffers_whole
-from tbnum.explain.level_findings import _levels, _lr_text, _noise_of_levels
+from tbnum.explain.level_findings import _levels, _loss_fell, _lr_text, _noise_of_levels
 from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.predict import next_overflow
 from tbnum.explain.repeats import _last_loss_was_finite
@@ -28,8 +29,12 @@ from tbnum.explain.spikes import BACK_DEVIATIONS, BACK_ERRORS, LIMITS, NEXT, STR
 from tbnum.explain.thresholds import BASELINE
 from tbnum.explain.totals import wasted_seconds
 from tbnum.explain.view import RunView
+from tbnum.formats import BINS
 from tbnum.log import scalar_ends
+from tbnum.log.concurrent import Trajectory, _together
 from tbnum.log.event_file import EventFile, Points
+from tbnum.log.files import _RemoteFile
+from tbnum.log.json_text import session_text
 from tbnum.log.part_log import _began_here
 from tbnum.log.record_file import RecordTail
 from tbnum.log.scalar_ends import _Ends, wanted
@@ -38,6 +43,8 @@ from tbnum.log.scalar_table import _spacing
 from tbnum.log.scale_changes import _Factors
 from tbnum.log.schema import MAX_RECORD_BYTES, MOST_RANKS, Event, check_session
 from tbnum.log.tensors import TensorTable, _rounded_shares, encode_tables
+from tbnum.log.tensors_ranks import _RankSeries
+from tbnum.log.writer import LogWriter
 from tbnum.observe.gradients import operations_behind
 from tbnum.observe.landing import _share
 from tbnum.observe.loader import _same, checked_ids
@@ -155,6 +162,16 @@ def test_before_the_first_measurement_no_step_is_known_after_which_parameters_we
     assert [measured.last_finite(before) for before in (0, 4, 5, 9)] == [-1, -1, 4, 4]
 
 
+def test_parameters_measured_as_nan_right_after_a_finite_measurement_are_spoiled_there() -> None:
+    step = np.arange(150)
+    run = FakeRun({"step": step, "param_norm": np.where(step == 0, 1.0, math.nan)})
+    tables = {at: [SimpleNamespace(reason="interval", columns={"param_norm": norms})] for at, norms in (
+        (0, np.ones(2)), (50, np.array([1.0, math.nan])), (100, np.array([1.0, math.nan])))}  # fmt: skip
+    run.tensors = SimpleNamespace(steps_of=lambda _: np.array(list(tables)), at=lambda at, _: tables[at])  # type: ignore[attr-defined]
+    measured = ParameterNorms(run)
+    assert (measured.steps.tolist(), measured.finite.tolist()) == ([0, 50, 100], [True, False, False])
+
+
 def test_a_skipped_step_costs_as_long_as_a_step_takes() -> None:
     steps = {"step": np.arange(11), "wall_time": 2.0 * np.arange(11), "skipped": np.arange(11) == 3}
     assert wasted_seconds(FakeRun(steps)) == 2.0
@@ -209,6 +226,13 @@ def test_a_loss_that_the_last_step_did_not_have_says_nothing_of_how_a_run_ended(
     assert not _last_loss_was_finite(FakeRun({"step": np.arange(5), "loss": loss, "micro_batches": counts}))
     counts[-1] = 0
     assert _last_loss_was_finite(FakeRun({"step": np.arange(5), "loss": loss, "micro_batches": counts}))
+
+
+@pytest.mark.parametrize(("low", "fell"), [(32, True), (10, False)])
+def test_the_loss_came_down_where_the_block_after_is_half_of_the_one_before(low: int, fell: bool) -> None:
+    loss = np.full(200, 2.0)
+    loss[100 : 100 + low] = 1.0
+    assert _loss_fell(RunView(FakeRun({"step": np.arange(200), "loss": loss}), []), 100) == fell
 
 
 # -- observe -----------------------------------------------------------------------------------------------------------
@@ -454,6 +478,57 @@ def test_of_many_tags_those_that_are_not_listed_are_counted() -> None:
     tags = [f"tag{number:02}" for number in range(TAGS_LISTED + 7)]
     assert missing_tag("loss", "objective", tags).endswith(f"'{tags[TAGS_LISTED - 1]}' and 7 more")
     assert missing_tag("loss", "objective", tags[:TAGS_LISTED]).endswith(f"'{tags[TAGS_LISTED - 1]}'")
+
+
+def test_of_two_sessions_that_took_steps_together_each_has_two_between_the_begin_and_the_end() -> None:
+    def trajectory(*times: float) -> Trajectory:
+        numbers = np.arange(len(times)) + (0 if times[0] == 0 else 50)
+        return Trajectory("file", "host", 1, times[0], int(numbers[0]), numbers, np.array(times))
+
+    first = trajectory(*range(0, 1000, 10))
+    assert _together(first, trajectory(500, 510, 1010)) == (500, 990)
+    assert _together(first, trajectory(500, 1010, 1020)) is None  # a step and then none until the first had ended
+
+
+@pytest.mark.parametrize(("beyond", "is_kept"), [(0, True), (1, False)])
+def test_what_a_session_says_of_itself_leaves_room_for_the_rest_of_its_record(beyond: int, is_kept: bool) -> None:
+    rest = len(json.dumps({"config": ""}))
+    meta = {"config": "x" * (MAX_RECORD_BYTES - 4096 - rest + beyond)}
+    assert ("config" in json.loads(session_text(meta))) == is_kept
+
+
+@pytest.mark.parametrize("chunk_steps", [1000, 300_000])
+def test_two_chunks_of_steps_at_least_may_wait_for_the_disk(chunk_steps: int, tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, columns=("loss",), meta={}, chunk_steps=chunk_steps)
+    assert writer._sink._max_rows >= 2 * writer._sink.chunk_steps
+    writer.close()
+
+
+def test_what_is_known_of_a_remote_folder_is_asked_anew_where_a_file_in_it_is_opened() -> None:
+    asked: list[str] = []
+    filesystem = SimpleNamespace(invalidate_cache=asked.append, info=lambda path: {"size": len(path)})
+    path: Any = SimpleNamespace(url="s3://bucket/run/file", filesystem=lambda: (filesystem, "bucket/run/file"))
+    assert (_RemoteFile(path).size, asked) == (15, ["bucket/run"])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "read"), [(None, None, [5, 10, 15]), (10, None, [10, 15]), (None, 10, [5, 10]), (6, 14, [10])]
+)
+def test_histograms_of_all_ranks_are_read_within_the_steps_that_are_asked_for(
+    first: int | None, last: int | None, read: list[int]
+) -> None:
+    class OfThree(_RankSeries):
+        def __init__(self) -> None:
+            self.source, self.names = "gradient", ("*",)
+
+        def steps_of(self, name: str) -> np.ndarray:
+            return np.array([5, 10, 15])
+
+        def at(self, step: int) -> Any:
+            return SimpleNamespace(row=lambda _: SimpleNamespace(counts=np.full((1, BINS), step)))
+
+    steps, counts = OfThree().read(first_step=first, last_step=last)
+    assert steps.tolist() == counts[:, 0].tolist() == read
 
 
 def test_a_step_of_a_tag_that_is_written_again_did_not_go_back() -> None:

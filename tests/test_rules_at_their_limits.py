@@ -662,7 +662,7 @@ def test_updates_are_lost_below_half_a_unit_in_the_last_place(dtype: str, ulp: f
         size = 3.0  # of each element
         lr = rate * size * ulp
         optimizers = {"optimizer": {"class": adam, "dtypes": more.pop("dtypes", {dtype: 4})}}
-        meta = {"optimizers": optimizers, "parameters": {name: (4, 25) for name in NAMES}}
+        meta = {"optimizers": optimizers, "parameters": more.pop("shapes", {name: (4, 25) for name in NAMES})}
         rows = rows_of(param_norm=size * 10, update_norm=[lr * 10, lr * 10, moved * lr * 10, lr * 10], **more)
         return only(tensors_of.updates_lost, with_rows(rows, meta=meta, lr=np.full(400, lr)))
 
@@ -672,6 +672,7 @@ def test_updates_are_lost_below_half_a_unit_in_the_last_place(dtype: str, ulp: f
     assert found(rate=0.51) is None and found(moved=0.51) is None and found(adam="SGD") is None
     assert found(dtypes={"float32": 4}) is None and found(dtypes={dtype: 2, "float32": 2}) is None
     assert found(dtypes={}) is None and found(grad_norm=0.0) is None
+    assert found(shapes={}, moved=0.0) is None and found(moved=0.0) is not None  # of how many numbers is not known
 
 
 def test_names_beyond_three_are_counted() -> None:
