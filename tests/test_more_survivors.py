@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
-from tbnum.explain import explain_run, findings
+from tbnum.explain import _Attempts, explain_run, findings
 from tbnum.explain.curve_findings import _frequent
 from tbnum.explain.kinds import _buffers_since, _buffers_whole
 from tbnum.explain.level_findings import _levels, _loss_fell, _lr_text, _noise_of_levels
@@ -170,6 +170,13 @@ def test_parameters_measured_as_nan_right_after_a_finite_measurement_are_spoiled
     run.tensors = SimpleNamespace(steps_of=lambda _: np.array(list(tables)), at=lambda at, _: tables[at])  # type: ignore[attr-defined]
     measured = ParameterNorms(run)
     assert (measured.steps.tolist(), measured.finite.tolist()) == ([0, 50, 100], [True, False, False])
+
+
+def test_what_is_left_out_of_a_record_without_steps_stands_at_step_0() -> None:
+    attempts = _Attempts(FakeRun({}))
+    assert attempts("the moon", lambda: 1 // 0, 7) == 7
+    (left_out,) = attempts.left_out
+    assert (left_out.step, left_out.kind, left_out.data["what"]) == (0, "left_out", "the moon")
 
 
 def test_a_skipped_step_costs_as_long_as_a_step_takes() -> None:
