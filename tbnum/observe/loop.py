@@ -83,8 +83,16 @@ class Loop(Watcher):
             self.report("scaler_found", {"scaler": type(scaler).__name__, "where": users_line()})
 
     def track_of(self, optimizer: Any) -> Track | None:
+        """Of one of the loop's own, or of an object around it, which a scaler may be given: it shows its groups."""
         track = self._track_of.get(id(optimizer))
-        return track if track is not None and track._optimizer() is optimizer else None
+        if track is not None and track._optimizer() is optimizer:
+            return track
+        groups = getattr(optimizer, "param_groups", None)
+        for track in self.tracks.values():
+            inner = track.optimizer
+            if inner is not None and groups is inner.param_groups:
+                return track
+        return None
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Those that are still alive."""

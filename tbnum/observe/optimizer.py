@@ -22,6 +22,8 @@ def observe_optimizer(optimizer: torch.optim.Optimizer, observer: StepObserver, 
 
     The hooks keep `owner`, the monitor, alive as long as the optimizer, also where the user did not keep it.
     """
+    if not hasattr(type(optimizer).step, "hooked"):  # its class calls no `super().__init__()`, where torch does this,
+        optimizer._patch_step_function()  # as it does later, in the first `zero_grad()`
     hooks = _Hooks(observer, owner)
     handles = [optimizer.register_step_pre_hook(hooks.before), optimizer.register_step_post_hook(hooks.after)]
     ref = weakref.ref(optimizer)

@@ -130,30 +130,34 @@ class Scalers(Part):
                 track.forget()
             return
         loop = self._loop
+        own = track.optimizer or optimizer
+        state = scaler._per_optimizer_states.get(id(optimizer))
+        found_inf = [] if state is None else [hold(found) for found in state["found_inf_per_device"].values()]
         is_withheld = track.waiting is waited_before  # the step hooks did not fire: the scaler asked the host
+        may_be_infinite = any(isinstance(found, Tensor) or found for found in found_inf)
+        if is_withheld and own is not optimizer and not may_be_infinite:
+            return  # an object around it has stepped, and did not step the optimizer inside
         attempt = loop.signal(track, Signal.WITHHELD) if is_withheld else track.waiting
         if attempt is None:
             return
         attempt.scaler = scaler
-        state = scaler._per_optimizer_states.get(id(optimizer))
-        if state is not None:
-            attempt.found_inf = [hold(found_inf) for found_inf in state["found_inf_per_device"].values()]
+        attempt.found_inf = found_inf or attempt.found_inf
         skipped = is_withheld
         if is_withheld:
-            attempt.lr = learning_rates(optimizer)
+            attempt.lr = learning_rates(own)
         else:  # a fused kernel may have skipped inside; known here only where found_inf lives on the host
             skipped = any(found_inf for found_inf in attempt.found_inf if isinstance(found_inf, float))
         if not skipped:
             return
         if attempt.rows is None and not attempt.clipped:
             # On a device the norms did not show it to the host. A clip would have turned inf into NaN by now.
-            gradients = Gradients.of(optimizer)
+            gradients = Gradients.of(own)
             if not attempt.is_measured:
-                loop.meter.measure(track, attempt, optimizer, gradients, 1.0)
+                loop.meter.measure(track, attempt, own, gradients, 1.0)
             if attempt.rows is None:
                 loop.meter.look_closely(attempt, gradients, attempt.before.divisor)
-        attempt.parameters_nonfinite = any_nonfinite(parameters_of(optimizer))
-        loop.meter.sum_what_is_left(track, attempt, optimizer)
+        attempt.parameters_nonfinite = any_nonfinite(parameters_of(own))
+        loop.meter.sum_what_is_left(track, attempt, own)
 
     @harmless
     def update_begins(self, scaler: torch.amp.GradScaler, new_scale: float | Tensor | None) -> Update | None:

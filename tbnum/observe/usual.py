@@ -369,7 +369,7 @@ class Usual(Noted):
 
     def is_others(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is none of this loop, and may run in another thread; else leaves for it."""
-        return self._is_on and not self._leaves_for(optimizer is self._optimizer())
+        return self._is_on and not self._leaves_for(self._loop.track_of(optimizer) is not None)
 
     def is_others_scaler(self, scaler: torch.amp.GradScaler) -> bool:
         return self._is_on and not self._leaves_for(scaler is self._loop.scaler)

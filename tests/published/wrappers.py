@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import io
+import math
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.published.tape import OrUnknown, Tape, data, float64_norm, mlp, published
+from tests.published.tape import UNKNOWN, OrUnknown, Tape, data, float64_norm, mlp, published, scaler_for_cpu
 
 
 def train(
@@ -138,6 +140,32 @@ def a_wrapper_that_delegates_everything(tape: Tape) -> None:
     tape.keep(model, inner)
 
 
+def _wrapper_in_the_scaler(tape: Tape, optimizer: Any, inner: torch.optim.Optimizer, model: nn.Module) -> None:
+    """`scaler.step(wrapper)`: the scaler keeps what it knows of the wrapper, and the optimizer inside steps."""
+    scaler = scaler_for_cpu()
+    tape.wrap(optimizer, scaler, model=model)
+    for number, (x, y) in enumerate(data(40)):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y) * (math.inf if number in (9, 30) else 1)
+        scale = scaler.get_scale()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        before = float64_norm(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+        skipped = not math.isfinite(before)
+        tape.attempt(loss, before, UNKNOWN if skipped else float64_norm(model), skipped=skipped, loss_scale=scale)
+        scaler.step(optimizer)
+        scaler.update()
+    tape.keep(model, inner, scaler)
+
+
+@published()
+def a_wrapper_that_delegates_everything_is_given_to_the_scaler(tape: Tape) -> None:
+    model = mlp()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    _wrapper_in_the_scaler(tape, Delegating(inner), inner, model)
+
+
 @published()
 def a_wrapper_in_a_wrapper(tape: Tape) -> None:
     model = mlp()
@@ -251,6 +279,42 @@ def lookahead(tape: Tape) -> None:
     tape.wrap(optimizer, model=model)
     train(tape, model, optimizer)
     tape.keep(model, optimizer.optimizer)
+
+
+@published()
+def lookahead_is_given_to_the_scaler(tape: Tape) -> None:
+    model = mlp()
+    inner = torch.optim.Adam(model.parameters(), lr=1e-3)
+    _wrapper_in_the_scaler(tape, Lookahead(inner), inner, model)
+
+
+@published()
+def an_optimizer_whose_class_leaves_out_its_init(tape: Tape) -> None:
+    """As timm's Lookahead: torch's step hooks are there, and fire once `zero_grad` was called. Here it comes last."""
+
+    class Bare(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, lr: float) -> None:
+            self.defaults = {"lr": lr}
+            self.param_groups = [{"params": list(parameters), "lr": lr}]
+            self.state = collections.defaultdict(dict)
+            self._optimizer_step_pre_hooks = collections.OrderedDict()
+            self._optimizer_step_post_hooks = collections.OrderedDict()
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(parameter.grad, alpha=self.defaults["lr"])
+
+    model = mlp()
+    optimizer = Bare(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for x, y in data():
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        tape.attempt(loss, float64_norm(model))
+        optimizer.step()
+        optimizer.zero_grad()
+    tape.keep(model)
 
 
 def _deepspeed_like(name: str, module: str) -> Any:
