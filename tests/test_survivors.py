@@ -294,7 +294,7 @@ def test_gradients_divided_by_a_whole_number_are_divided_and_by_another_clipped(
     quotient: float, meaning: Rescaling
 ) -> None:
     attempt: Any = SimpleNamespace(samples=(6.0, 3.0), unscaled_after=None, arrived=[(1, 2)], backwards=[None])
-    gradients: Any = SimpleNamespace(ids=lambda: (1, 2), samples=lambda: (6.0 / quotient, 3.0 / quotient))
+    gradients: Any = SimpleNamespace(ids=lambda: (1, 2), samples=lambda like: (6.0 / quotient, 3.0 / quotient))
     assert rescaling(attempt, gradients) is meaning
 
 

@@ -92,12 +92,16 @@ class Gradients(NamedTuple):
         tensors = [getattr(gradient, "_local_tensor", gradient) for gradient in self.tensors]
         return all(transfer.on_host(tensor) and not bool(tensor.any()) for tensor in sorted(tensors, key=Tensor.numel))
 
-    def samples(self) -> tuple[float, ...]:
+    def samples(self, like: Sequence[float] = ()) -> tuple[float, ...]:
         """Numbers that are multiplied by what the gradients are multiplied by; none where only a device has them.
 
-        The norms of the two smallest gradients: some microseconds.
+        The norms of the two smallest gradients, or where both are zero, which nothing multiplies, of the eight
+        smallest: some microseconds. With `like`, of those that such numbers are of.
         """
-        return tuple(_norm(gradient) for gradient in _smallest(self.tensors) if _is_plain_on_host(gradient))
+        few = tuple(_norm(gradient) for gradient in _smallest(self.tensors) if _is_plain_on_host(gradient))
+        if len(like) > _FEW or (few and not like and not any(few)):
+            return tuple(_norm(gradient) for gradient in _smallest(self.tensors, _MORE) if _is_plain_on_host(gradient))
+        return few
 
     def norms_of_some(self) -> list[Number]:
         """The norms of the two smallest gradients, wherever they are: some small kernels, no sync."""
@@ -135,8 +139,11 @@ class Gradients(NamedTuple):
         )
 
 
-def _smallest(tensors: list[Tensor]) -> list[Tensor]:
-    return heapq.nsmallest(2, tensors, key=Tensor.numel)
+_FEW, _MORE = 2, 8
+
+
+def _smallest(tensors: list[Tensor], number: int = _FEW) -> list[Tensor]:
+    return heapq.nsmallest(number, tensors, key=Tensor.numel)
 
 
 def _is_plain_on_host(tensor: Tensor) -> bool:

@@ -108,7 +108,9 @@ class Meter:
             return True
         if not (attempt.clipped or attempt.unscaled_by_loop):
             return False
-        if not attempt.clipped and attempt.samples and attempt.samples != gradients.samples():  # a clip by hand, say
+        if (
+            not attempt.clipped and attempt.samples and attempt.samples != gradients.samples(attempt.samples)
+        ):  # a clip by hand, say
             track.unseen_writes.were_found = attempt.uncertain = True
         return track.unseen_writes.were_found or self._is_due(self._verify_interval)
 

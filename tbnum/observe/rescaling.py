@@ -49,7 +49,7 @@ def unscaled_by_hand(attempt: Attempt, gradients: Gradients, scale: Number) -> b
 
 def _divided_by(attempt: Attempt, gradients: Gradients) -> float | None:
     """All samples alike; None where there are none, or they differ: averaged with those of others, or noise."""
-    pairs = list(zip(attempt.samples, gradients.samples(), strict=False))
+    pairs = list(zip(attempt.samples, gradients.samples(attempt.samples), strict=False))
     quotients = [before / now for before, now in pairs if 0 < now < before < math.inf]
     if not quotients or len(quotients) < len([before for before in attempt.samples if before]):
         return None

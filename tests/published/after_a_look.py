@@ -166,6 +166,27 @@ def unscaled_by_hand_past_the_scaler(tape: Tape) -> None:
 
 
 @published(events={"step_bypassed_scaler": 1})
+def unscaled_by_hand_where_the_smallest_gradients_are_zero(tape: Tape) -> None:
+    """The parameters with the fewest elements do not matter to the loss."""
+    model = mlp()
+    model.register_parameter("unused", nn.Parameter(torch.ones(())))
+    model.register_parameter("idle", nn.Parameter(torch.ones(2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = scaler_for_cpu(growth_interval=1000)
+    tape.wrap(optimizer, scaler, model=model)
+    for x, y in data():
+        optimizer.zero_grad()
+        loss = MSE(model(x), y) + 0 * model.unused + 0 * model.idle.sum()
+        scaler.scale(loss).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(scaler.get_scale())
+        tape.attempt(loss, float64_norm(model), loss_scale=OrUnknown(scaler.get_scale()))
+        optimizer.step()
+    tape.keep(model, optimizer)
+
+
+@published(events={"step_bypassed_scaler": 1})
 def unscaled_and_clipped_past_the_scaler(tape: Tape) -> None:
     _unscaled_by_hand(tape, clip=True)
 
