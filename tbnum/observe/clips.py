@@ -21,7 +21,7 @@ from tbnum.observe.track import Track
 from tbnum.observe.transfer import Number, capturing, hold
 from tbnum.observe.watcher import Part, harmless
 
-__all__ = ["Clips", "Cover", "coefficient_of"]
+__all__ = ["Clips", "Cover", "coefficient_of", "may_be_sums"]
 
 
 class Cover(enum.Enum):
@@ -70,7 +70,8 @@ class Clips(Part):
                     continue
             gradients = Gradients.of(optimizer)
             if max_norm == math.inf:  # no clip: a way to ask for the norm, which multiplies by one
-                touched |= self._asks(track, optimizer, gradients, is_all, taken)
+                is_whole = is_all or all(id(its_own[place]) in clipped for place in gradients.places)
+                touched |= self._asks(track, optimizer, gradients, is_whole, taken)
                 continue
             if track.open is None and (not gradients.tensors or gradients.marks() == track.used):
                 if is_all and gradients.tensors:
@@ -99,27 +100,33 @@ class Clips(Part):
                     self._norm_taken(track, track.open, optimizer, there)
 
     def _norm_taken(
-        self, track: Track, attempt: Attempt, optimizer: torch.optim.Optimizer, gradients: Gradients
+        self,
+        track: Track,
+        attempt: Attempt,
+        optimizer: torch.optim.Optimizer,
+        gradients: Gradients,
+        taken: Taken | None = None,
     ) -> None:
-        is_new = not gradients.same_as(attempt.seen) and attempt.unscaled_after is None and not attempt.has_own_scale
-        if is_new:
+        is_new = not gradients.same_as(attempt.seen) and not (attempt.clipped or attempt.has_own_scale)
+        if attempt.waits_for_clip is not None and taken is not None:
+            self._measure_waiting(track, attempt, optimizer, gradients, taken)
+        elif is_new and attempt.unscaled_after is None:
             divisor = 1.0 if attempt.scaler is None else _held_scale(attempt.scaler)
-            self._loop.meter.measure(track, attempt, optimizer, gradients, divisor)
+            self._loop.meter.measure(track, attempt, optimizer, gradients, divisor, taken)
         attempt.norm_taken = True
         # Of a finite one a probe may want the norm, and no step: it is a look where the loop takes it before each step.
         if attempt.before.known_nonfinite or track.takes_norms:
             self._loop.looks(track, optimizer)
 
     def _asks(
-        self, track: Track, optimizer: torch.optim.Optimizer, gradients: Gradients, is_all: bool, taken: Taken | None
+        self, track: Track, optimizer: torch.optim.Optimizer, gradients: Gradients, is_whole: bool, taken: Taken | None
     ) -> dict[str, Cover]:
         """Somebody wants to know the norm."""
         attempt = track.open
         if attempt is None:
             return {}
-        if is_all and attempt.waits_for_clip is not None:
-            self._measure_waiting(track, attempt, optimizer, gradients, taken)
-        self._loop.looks(track, optimizer)
+        if is_whole and gradients.tensors:
+            self._norm_taken(track, attempt, optimizer, gradients, taken)
         return {track.name: Cover.SOME} if gradients.same_as(attempt.seen) else {}
 
     def _before(
@@ -174,6 +181,12 @@ class Clips(Part):
         loop = self._loop
         is_unscaled = attempt.unscaled_after is not None
         if is_unscaled and (attempt.is_mixture or attempt.clipped):
+            attempt.uncertain = True
+            return
+        is_after_clip = attempt.clipped and attempt.clipped_after == len(attempt.backwards)
+        if is_after_clip and not may_be_sums(track, attempt, gradients):
+            if torch._C._current_graph_task_id() != -1:  # a hook of a backward clips what has arrived of its gradients
+                loop.meter.lose(attempt, gradients)
             attempt.uncertain = True
             return
         divisor: Number = 1.0
@@ -233,6 +246,15 @@ def _note_coefficient(
         attempt.uncertain = True
     else:
         attempt.coefficients.append(coefficient_of(max_norm, hold(total_norm)))
+
+
+def may_be_sums(track: Track, attempt: Attempt, gradients: Gradients) -> bool:
+    """Whether other gradients than those that were clipped are something else than these, masked or made smoother.
+
+    Where attempts before ended without a step, they may be sums of what was clipped in each.
+    """
+    is_new = attempt.seen is None or set(gradients.ids()).isdisjoint(attempt.seen.ids())
+    return is_new and (track.ended > 0 or not attempt.backwards)
 
 
 def coefficient_of(max_norm: float, total_norm: Number) -> Number:

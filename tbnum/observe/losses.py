@@ -196,6 +196,8 @@ class Losses(Part):
         loss = running.loss()
         attempt = track.open or loop.opened(track, Signal.GRADIENT)
         attempt.backwards.append(loss)
+        if not attempt.clipped and attempt.unscaled_after is None:
+            attempt.is_measured = False  # somebody had asked for the norm in between
         attempt.loss_follows_scale |= self._follows_scale
         attempt.arrived = now.marks()
         if track.discarding:

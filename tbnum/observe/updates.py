@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tbnum.observe.attempt import Attempt
 from tbnum.observe.caller import users_line
+from tbnum.observe.clips import may_be_sums
 from tbnum.observe.gradients import Gradients, parameters_of
 from tbnum.observe.loop import Loop
 from tbnum.observe.losses import Losses
@@ -146,7 +147,11 @@ class Updates(Part):
                 return
         if track.ended and attempt.backwards and gradients.ids() != attempt.arrived[0]:
             attempt.loss_is_known = False  # sums that were kept elsewhere, of backwards whose gradients went
-        if not attempt.is_measured or _was_clipped_too_early(attempt, gradients) or _are_others(attempt, gradients):
+        if (
+            not attempt.is_measured
+            or _was_clipped_too_early(attempt, gradients)
+            or _are_others(track, attempt, gradients)
+        ):
             self._measure(track, attempt, optimizer, gradients, divisor)
         elif loop.meter.must_look_again(track, attempt, gradients):
             attempt.after, attempt.places_after = measured(gradients.tensors, divisor), gradients.places
@@ -159,7 +164,11 @@ class Updates(Part):
     ) -> None:
         """The scaler did not unscale: the optimizer gets gradients with their scale, unless the loop divided by it."""
         meter = self._loop.meter
-        if attempt.clipped and not _was_clipped_too_early(attempt, gradients) and not _are_others(attempt, gradients):
+        if (
+            attempt.clipped
+            and not _was_clipped_too_early(attempt, gradients)
+            and not _are_others(track, attempt, gradients)
+        ):
             attempt.uncertain = True
             attempt.after, attempt.places_after = measured(gradients.tensors, 1.0), gradients.places
         elif unscaled_by_hand(attempt, gradients, attempt.loss_scale):
@@ -192,16 +201,14 @@ class Updates(Part):
             attempt.after, attempt.before_is_lost = attempt.before, True
 
 
-def _are_others(attempt: Attempt, gradients: Gradients) -> bool:
+def _are_others(track: Track, attempt: Attempt, gradients: Gradients) -> bool:
     """Than those that were clipped: others were put in their place, and the clip is none of theirs.
 
     Where some are the same, others of them went: those of a layer that is not to be updated yet, say.
     """
-    seen = attempt.seen
-    if not attempt.clipped or attempt.unscaled_after is not None or seen is None:
+    if not attempt.clipped or attempt.unscaled_after is not None or attempt.seen is None:
         return False
-    ids = gradients.ids()
-    return ids != seen.ids() and set(ids).isdisjoint(seen.ids())
+    return gradients.ids() != attempt.seen.ids() and may_be_sums(track, attempt, gradients)
 
 
 def _was_clipped_too_early(attempt: Attempt, gradients: Gradients) -> bool:

@@ -54,6 +54,37 @@ def the_first_layer_learns_slower(tape: Tape) -> None:
 
 
 @published()
+def others_are_made_of_what_was_clipped(tape: Tape) -> None:
+    """Out of place: none of the tensors that were clipped is left."""
+
+    def halve(model: Any, number: int) -> None:
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad * 0.5
+
+    changed_after_the_clip(tape, halve)
+
+
+@published()
+def noise_between_two_clips(tape: Tape) -> None:
+    def noise_and_clip(model: Any, number: int) -> None:
+        for parameter in model.parameters():
+            parameter.grad.add_(torch.randn_like(parameter.grad), alpha=0.05)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+
+    changed_after_the_clip(tape, noise_and_clip)
+
+
+@published()
+def the_norm_is_asked_for_once_noise_was_added_to_what_was_clipped(tape: Tape) -> None:
+    def noise_and_ask(model: Any, number: int) -> None:
+        for parameter in model.parameters():
+            parameter.grad.add_(torch.randn_like(parameter.grad), alpha=0.05)
+        nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+
+    changed_after_the_clip(tape, noise_and_ask)
+
+
+@published()
 def rows_are_masked_by_data(tape: Tape) -> None:
     """Textual inversion's: all rows but one keep their weights. A write by `.data` leaves no mark."""
 
@@ -233,6 +264,94 @@ def a_probe_asks_for_its_norm_by_get_total_norm(tape: Tape) -> None:
             norms.append(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
             optimizer.zero_grad()
     tape.keep(model, optimizer, norms)
+
+
+@published()
+def a_probe_asks_for_its_norm_by_a_clip_to_infinity(tape: Tape) -> None:
+    """As before torch had a function for it: none of the probes is a step."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    norms = []
+    for number, (x, y) in enumerate(data(32)):
+        loss = MSE(model(x), y)
+        loss.backward()
+        before = float64_norm(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        tape.attempt(loss, before, float64_norm(model))
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % 10 == 9:
+            MSE(model(x + 1), y).backward()
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), math.inf))
+            optimizer.zero_grad()
+    tape.keep(model, optimizer, norms)
+
+
+@published(cause=GIVEN_UP)
+def a_clip_to_infinity_decides(tape: Tape) -> None:
+    """The norm before each step; spikes are left out, finite as they are, with their norm."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for number, (x, y) in enumerate(data(32)):
+        optimizer.zero_grad()
+        loss = MSE(model(x), y * 1e3 if number in (12, 21) else y)
+        loss.backward()
+        before = float64_norm(model)
+        skipped = bool(nn.utils.clip_grad_norm_(model.parameters(), math.inf) > 100)
+        tape.attempt(loss, before, skipped=skipped)
+        if not skipped:
+            optimizer.step()
+    tape.keep(model, optimizer)
+
+
+def _asked_between_the_backwards(tape: Tape, ask: Callable[[nn.Module], Any]) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    batches = data()
+    for (x, y), (x2, y2) in zip(batches[::2], batches[1::2], strict=True):
+        first, second = MSE(model(x), y), MSE(model(x2), y2)
+        first.backward()
+        ask(model)
+        second.backward()
+        tape.attempt(first.item() + second.item(), float64_norm(model), micro_batches=2)
+        optimizer.step()
+        optimizer.zero_grad()
+    tape.keep(model, optimizer)
+
+
+@published()
+def the_norm_is_asked_for_between_two_backwards(tape: Tape) -> None:
+    _asked_between_the_backwards(tape, lambda model: nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+
+
+@published()
+def the_norm_is_asked_for_between_two_backwards_by_a_clip_to_infinity(tape: Tape) -> None:
+    _asked_between_the_backwards(tape, lambda model: nn.utils.clip_grad_norm_(model.parameters(), math.inf))
+
+
+@published()
+def each_gradient_is_clipped_as_it_arrives(tape: Tape) -> None:
+    """In hooks of the backward: the norm before these clips is nobody's, but for what they left."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+
+    def clip(parameter: Tensor) -> None:
+        nn.utils.clip_grad_norm_([parameter], 0.05)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(clip)
+    for x, y in data():
+        optimizer.zero_grad()
+        loss = MSE(model(x), y)
+        loss.backward()
+        after = float64_norm(model)
+        tape.attempt(loss, OrUnknown(after), after)
+        optimizer.step()
+    tape.keep(model, optimizer)
 
 
 class Withholding(torch.optim.SGD):
