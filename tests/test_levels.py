@@ -610,6 +610,8 @@ def test_a_schedule_that_begins_again_a_step_after_a_resume_was_not_restored():
     resume = Event(2000, 0.0, "resume", data={"from_step": 2000})
     found = reported(columns(COUNT, lr=lr), [resume])
     assert (found["schedule_state_lost"].severity, found["schedule_state_lost"].steps) == ("warning", (2000,))
+    assert "was 0.001 before the run was continued at step 2,000" in found["schedule_state_lost"].evidence
+    assert "from step 1 on, beginning with 2e-05" in found["schedule_state_lost"].evidence
     for rate in (np.full(COUNT, 1e-3), 1e-3 * np.minimum(1, (STEP + 1) / 100)):
         assert "schedule_state_lost" not in reported(columns(COUNT, lr=rate), [resume])
 

@@ -44,6 +44,7 @@ from tbnum.log.scale_changes import _Factors
 from tbnum.log.schema import MAX_RECORD_BYTES, MOST_RANKS, Event, check_session
 from tbnum.log.tensors import TensorTable, _rounded_shares, encode_tables
 from tbnum.log.tensors_ranks import _RankSeries
+from tbnum.log.tensors_writer import TensorsWriter
 from tbnum.log.writer import LogWriter
 from tbnum.observe.gradients import operations_behind
 from tbnum.observe.landing import _share
@@ -369,6 +370,25 @@ def test_gradients_dropped_after_a_look_in_a_quarter_of_the_attempts_are_a_habit
     assert tbnum.read(tmp_path)["."].steps["skipped"].sum() == 3  # of five
 
 
+def test_a_backward_within_autocast_is_told_where_a_loop_with_a_scaler_begins_it_late(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path, verbose=False):
+        for number in range(40):
+            with torch.autocast("cpu", torch.bfloat16, enabled=number >= 30):
+                loss = model(torch.ones(1, 3)).float().square().sum()
+                if number >= 30:
+                    scaler.scale(loss).backward()
+            if number < 30:
+                scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    events = tbnum.read(tmp_path)["."].events
+    assert [event.step for event in events if event.kind == "backward_under_autocast"] == [30]
+
+
 @pytest.mark.parametrize("count", [49, 50])
 def test_the_fiftieth_backward_in_a_row_that_no_step_used_is_the_first_to_be_told(count: int, tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
@@ -536,6 +556,14 @@ def test_histograms_of_all_ranks_are_read_within_the_steps_that_are_asked_for(
 
     steps, counts = OfThree().read(first_step=first, last_step=last)
     assert steps.tolist() == counts[:, 0].tolist() == read
+
+
+def test_tables_wake_the_thread_that_writes_them_beyond_four_megabytes(tmp_path: Path) -> None:
+    writer = TensorsWriter(tmp_path / "tensors", {}, 1 << 30, lambda *_, **__: None)
+    norms = np.zeros(1 << 17, np.float32)  # half a megabyte
+    names = tuple(map(str, range(len(norms))))
+    woken = [writer.give(TensorTable(step, names, {"grad_norm": norms}, None, "interval")) for step in range(10)]
+    assert woken.index(True) == (4 << 20) // (norms.nbytes + 2048)
 
 
 def test_a_step_of_a_tag_that_is_written_again_did_not_go_back() -> None:
