@@ -90,7 +90,9 @@ class Coverage:
 
 def cover(folder: Path, copy: Path, jobs: int) -> None:
     """Run the tests in `copy` once, and leave in `folder` what each of them executed and how long it took."""
-    files = sorted(file.relative_to(copy) for file in (copy / "tests").glob("test_*.py") if not SLOW.search(file.stem))
+    tests = copy / "tests"
+    every = [*tests.glob("test_*.py"), *(tests / "published").glob("test_*.py")]  # a browser is for the panel's files
+    files = sorted(file.relative_to(copy) for file in every if not SLOW.search(file.stem))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--cov=tbnum", "--cov-context=test"]
     command += ["--cov=tensorboard_plugin_tbnum", "--cov-report=", f"--junitxml={folder / 'tests.xml'}"]
     command += [f"--numprocesses={jobs}", "--dist=loadfile"] if jobs > 1 else []
