@@ -370,7 +370,7 @@ def test_gradients_dropped_after_a_look_in_a_quarter_of_the_attempts_are_a_habit
     assert tbnum.read(tmp_path)["."].steps["skipped"].sum() == 3  # of five
 
 
-def test_a_backward_within_autocast_is_told_where_a_loop_with_a_scaler_begins_it_late(tmp_path: Path) -> None:
+def test_a_backward_within_autocast_is_reported_where_a_loop_with_a_scaler_begins_it_late(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -390,7 +390,9 @@ def test_a_backward_within_autocast_is_told_where_a_loop_with_a_scaler_begins_it
 
 
 @pytest.mark.parametrize("count", [49, 50])
-def test_the_fiftieth_backward_in_a_row_that_no_step_used_is_the_first_to_be_told(count: int, tmp_path: Path) -> None:
+def test_the_fiftieth_backward_in_a_row_that_no_step_used_is_the_first_to_be_reported(
+    count: int, tmp_path: Path
+) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with warnings.catch_warnings(record=True) as caught:
@@ -401,8 +403,8 @@ def test_the_fiftieth_backward_in_a_row_that_no_step_used_is_the_first_to_be_tol
                 if number < 5:
                     optimizer.step()
                 optimizer.zero_grad()
-    told = [str(warning.message) for warning in caught if "50 backward" in str(warning.message)]
-    assert len(told) == (count == 50)
+    said = [str(warning.message) for warning in caught if "50 backward" in str(warning.message)]
+    assert len(said) == (count == 50)
 
 
 # -- log ---------------------------------------------------------------------------------------------------------------
