@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -167,6 +167,8 @@ def wrap(
         warn_of_other_options(known, options, modules)
         return known
     monitor = Monitor(optimizers, its_scaler, folder=folder, writer=writer, modules=modules, options=options)
+    given = optimizer if isinstance(optimizer, Mapping) else {"optimizer": optimizer}
+    monitor._around = {name for name in optimizers if given[name] is not optimizers[name]}
     if verbose is not False and not rank_and_world_size()[0]:
         announce(monitor.logdir)
         if verbose:
@@ -219,6 +221,7 @@ class Monitor(OfThisProcess):
         self._wrapped_at = users_place()
         self._calls_after_close: set[str] = set()
         self._has_summed = False  # a loss of several elements
+        self._around: Collection[str] = ()  # names of optimizers for which a wrapper was given
         open_monitors.add(self)
 
     def __repr__(self) -> str:
@@ -305,11 +308,13 @@ class Monitor(OfThisProcess):
         Raises:
             TypeError: `max_norm` is no number.
             ValueError: `max_norm` is negative or NaN.
+            RuntimeError: at the first step, where `wrap` was given an object around the optimizer and the gradients
+                carry the scale: the scaler may step the one or the other.
         """
         check_max_norm(max_norm)  # before anything is unscaled
-        optimizers = list(self._observer.optimizers().values())
         if self._observer.scaler is not None:
-            _unscale(self._observer.scaler, optimizers)
+            _unscale(self._observer.scaler, self._observer, self._around)
+        optimizers = self._observer.optimizers().values()
         return clip_grad_norm_([each for optimizer in optimizers for each in parameters_of(optimizer)], max_norm)
 
     def replay(self, closure: Callable[..., Any], batch: Any = None) -> Origin:
@@ -567,16 +572,29 @@ def _first_step(ref: weakref.ref[Monitor]) -> None:
 
 def _loss_value(loss: Any) -> Number:
     """A loss that the user gives. No host sync."""
-    if isinstance(loss, Tensor) and not loss.is_complex():
+    if isinstance(loss, Tensor) and not (loss.is_complex() or loss.is_meta):
         loss = loss.detach()
         return hold(loss if loss.numel() == 1 else loss.double().sum())
     if isinstance(loss, (int, float, np.number)) or (isinstance(loss, np.ndarray) and loss.size == 1):
         return float(loss)
-    raise TypeError(f"log_loss() takes a real tensor or a number, not {type(loss).__name__}: {loss!r}.")
+    raise TypeError(
+        f"log_loss() takes a real tensor that has a value or a number, not {type(loss).__name__}: {loss!r}."
+    )
 
 
-def _unscale(scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """The gradients that still carry the loss scale."""
-    for optimizer in optimizers:
-        if carries_scale(scaler, optimizer) and Gradients.of(optimizer).tensors:
-            scaler.unscale_(optimizer)
+def _unscale(scaler: torch.amp.GradScaler, observer: StepObserver, around: Collection[str]) -> None:
+    """The gradients that still carry the loss scale. `around`: optimizers for which `wrap` was given a wrapper.
+
+    The scaler keeps what is unscaled by the object that it is given: unscaled under another, it would be so twice.
+    """
+    for name, optimizer in observer.optimizers().items():
+        known = observer.known_to_scaler(name)
+        given = optimizer if known is None else known
+        if not (carries_scale(scaler, given) and Gradients.of(optimizer).tensors):
+            continue
+        if known is None and name in around:
+            raise RuntimeError(
+                f"wrap() was given an object around {type(optimizer).__name__}, and the scaler has stepped neither: "
+                "call scaler.unscale_() with the object that scaler.step() gets, then monitor.clip_grad_norm_()."
+            )
+        scaler.unscale_(given)

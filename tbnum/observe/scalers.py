@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any, NamedTuple
 
@@ -44,6 +45,9 @@ class Scalers(Part):
             return None
         if scaler is not self._loop.scaler:
             self._loop.found(scaler)
+        if track.known_as is None or track.known_as() is not optimizer:
+            with contextlib.suppress(TypeError):  # a class with slots may have no place for a weak reference
+                track.known_as = weakref.ref(optimizer)
         return track
 
     def goes_on(self, optimizer: torch.optim.Optimizer, track: Track) -> None:

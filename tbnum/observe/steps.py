@@ -131,6 +131,11 @@ class StepObserver:
     def follows(self, optimizer: torch.optim.Optimizer) -> bool:
         return self._loop.track_of(optimizer) is not None
 
+    def known_to_scaler(self, name: str) -> Any:
+        """What its scaler was last given for an optimizer: the optimizer, or an object around it; None before."""
+        known_as = self._loop.tracks[name].known_as
+        return None if known_as is None else known_as()
+
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Those that are still alive."""
         return self._loop.optimizers()

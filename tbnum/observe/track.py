@@ -145,6 +145,7 @@ class Track:
         self.is_stepping = False  # inside optimizer.step()
         self.may_evaluate = False  # a closure is being evaluated for the first time
         self.in_step_of: torch.amp.GradScaler | None = None  # inside its scaler.step()
+        self.known_as: weakref.ref[Any] | None = None  # what its scaler was last given: it, or an object around it
         self.unspoilt: Any = None  # an `Unspoilt`, in a step whose gradients are not all finite
         self.gets: Gradients | None = None  # the gradients that a step which is under way began with
         self.used: Marks = ([], [])  # of the gradients that it last stepped with
