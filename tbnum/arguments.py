@@ -133,13 +133,14 @@ def checked_config(config: Any) -> dict[str, Any]:
         json.dumps(dict(config), default=lambda other: None, skipkeys=True)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"config holds itself somewhere ({error}); give values that JSON can hold.") from error
-    return {key: _kept(value, f"config[{key!r}]") for key, value in config.items()}
+    kept: dict[str, Any] = _kept(config, "config")
+    return kept
 
 
 def _kept(value: Any, where: str) -> Any:
     """As it goes to the log. An address in it would make each run one of its own kind: it is left out."""
     if isinstance(value, Mapping):
-        return {key: _kept(inner, f"{where}[{key!r}]") for key, inner in value.items()}
+        return {_kept_name(key, where): _kept(inner, f"{where}[{key!r}]") for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_kept(inner, f"{where}[{place}]") for place, inner in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)) or hasattr(value, "tolist"):
@@ -156,6 +157,15 @@ def _kept(value: Any, where: str) -> Any:
         "in it look alike. Give numbers, texts, lists and mappings of them."
     )
     return without
+
+
+def _kept_name(key: Any, where: str) -> str:
+    """As JSON has it, where it has it."""
+    if isinstance(key, str):
+        return key
+    if key is None or isinstance(key, (bool, int, float)):
+        return json.dumps(key)
+    raise TypeError(f"{where} has a name that JSON cannot hold, {key!r:.80}; give texts as names.")
 
 
 def check_no_unknown(function: Callable[..., Any], given: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from torch import nn
 import tbnum
 from tests import warm
 from tests.loops import FUSED, OPTIMIZERS, Half, batches, float64_norm, train
+from tests.published.wrappers import Delegating
 
 
 @pytest.fixture(autouse=True)
@@ -442,6 +443,46 @@ def test_gradients_whose_squares_vanish_in_float32_have_their_norm_and_torch_cli
 
 
 # -- steps -----------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_unscaled_once_where_the_scaler_is_given_an_object_around_the_optimizer(tmp_path: Path) -> None:
+    model = Half()
+    optimizer, scaler = Delegating(OPTIMIZERS["SGD"](model.parameters())), scaler_for(128.0)
+    with tbnum.wrap(optimizer, scaler, logdir=tmp_path) as monitor:
+        for step, x in enumerate(batches(3)):
+            scaler.scale(model(x).mean()).backward()
+            norm = float64_norm(model.parameters()) / scaler.get_scale()
+            if step == 0:  # nobody knows yet what the scaler will be given
+                with pytest.raises(
+                    RuntimeError, match=r"scaler.unscale_\(\) with the object that scaler.step\(\) gets"
+                ):
+                    monitor.clip_grad_norm_(1e9)
+                scaler.unscale_(optimizer)
+            assert monitor.clip_grad_norm_(1e9).item() == pytest.approx(norm)
+            scaler.step(optimizer)
+            scaler.update()
+            assert float64_norm(model.parameters()) == pytest.approx(norm)
+            optimizer.zero_grad()
+    assert len(tbnum.read(tmp_path)["."].steps["step"]) == 3
+
+
+@pytest.mark.parametrize("given", [None, "much", 0.0, -2.0, math.nan, torch.ones(2)])
+def test_a_scale_of_the_loop_that_is_none_is_reported_and_leaves_its_numbers_unknown(
+    given: Any, tmp_path: Path
+) -> None:
+    model = Half()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    with (
+        pytest.warns(RuntimeWarning, match="the function given as scaler= gave .*multiplied by now"),
+        tbnum.wrap(optimizer, lambda: given, logdir=tmp_path),
+    ):
+        for x in batches(2):
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    steps = tbnum.read(tmp_path)["."].steps
+    assert len(steps["step"]) == 2
+    assert all(np.isnan(steps[column]).all() for column in ("loss", "loss_scale", "grad_norm"))
 
 
 def test_an_inf_in_one_of_four_micro_batches_is_one_step_and_one_skip(tmp_path: Path) -> None:
@@ -914,6 +955,13 @@ def test_bad_input_is_refused_with_the_value_and_the_way_out_before_anything_is_
         (optimizer, scaler, {**good, "config": "lr=1"}, TypeError, "config is str"),
         (optimizer, scaler, {**good, "config": argparse.Namespace(lr=1)}, TypeError, "vars"),
         (optimizer, scaler, {**good, "config": circular}, ValueError, "config holds itself"),
+        (
+            optimizer,
+            scaler,
+            {**good, "config": {"a": {("b", 1): 2}}},
+            TypeError,
+            r"config\['a'\] has a name .*\('b', 1\)",
+        ),
         (optimizer, scaler, {"logdir": "s3://bucket/run"}, ValueError, "s3://bucket/run"),
         (optimizer, scaler, {"logdir": Path("gs://bucket/run")}, ValueError, "gs:/bucket/run"),
         (optimizer, scaler, {"logdir": "a\0b"}, ValueError, r"a\\x00b"),
@@ -939,6 +987,11 @@ def test_log_loss_refuses_what_is_no_loss(tmp_path: Path) -> None:
         pytest.raises(TypeError, match="str"),
     ):
         monitor.log_loss("0.5")  # type: ignore[arg-type]
+    with (
+        tbnum.wrap(OPTIMIZERS["SGD"](Half().parameters()), logdir=tmp_path / "meta") as monitor,
+        pytest.raises(TypeError, match=r"has a value.*meta"),
+    ):
+        monitor.log_loss(torch.ones((), device="meta"))
 
 
 # -- the log ---------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_of_a_large_batch_the_largest_share_is_found_in_so_many_runs() -> None:
 def scaled(before: Sequence[float], now: Sequence[float], backwards: int = 1, **more: Any) -> Rescaling:
     given = {"samples": list(before), "unscaled_after": None, "arrived": ((1,), 0), "backwards": [None] * backwards}
     attempt = SimpleNamespace(**{**given, **more})
-    return rescaling(attempt, SimpleNamespace(ids=lambda: (1,), samples=lambda: list(now)))  # type: ignore[arg-type]
+    return rescaling(attempt, SimpleNamespace(ids=lambda: (1,), samples=lambda like: list(now)))  # type: ignore[arg-type]
 
 
 def test_what_gradients_were_divided_by_tells_a_scale_from_a_count_and_from_a_clip() -> None:
@@ -91,7 +91,7 @@ def test_what_gradients_were_divided_by_tells_a_scale_from_a_count_and_from_a_cl
 def test_gradients_were_divided_by_the_scale_where_the_quotient_is_that() -> None:
     def by_hand(quotient: float, scale: Any) -> bool:
         attempt = SimpleNamespace(samples=[quotient], arrived=((1,), 0))
-        return unscaled_by_hand(attempt, SimpleNamespace(ids=lambda: (1,), samples=lambda: [1.0]), scale)  # type: ignore[arg-type]
+        return unscaled_by_hand(attempt, SimpleNamespace(ids=lambda: (1,), samples=lambda like: [1.0]), scale)  # type: ignore[arg-type]
 
     assert by_hand(1024.0, 1024.0) and by_hand(1024.1, 1024.0) and not by_hand(1024.2, 1024.0)
     assert not by_hand(1.0, 1.0) and not by_hand(8.0, None) and not by_hand(1023.8, 1024.0) and by_hand(1023.9, 1024.0)

@@ -7,6 +7,7 @@ one that passes through another model's parameters belongs to that model's attem
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from tbnum.observe.scaled import Scaled, scaled_by
 from tbnum.observe.shards import are_flattened
 from tbnum.observe.track import Signal, Track
 from tbnum.observe.transfer import Number, capturing, hold
-from tbnum.observe.watcher import Part, harmless
+from tbnum.observe.watcher import Part, harmless, of_a_signal
 
 __all__ = ["Losses", "Running"]
 
@@ -55,7 +56,7 @@ class Running:
                 self._loss = _loss_of(self.roots, self.gradients, self.scaled)
             own_scale = self._loop.own_scale
             if own_scale is not None and self.scaled is None:
-                self._loss.divisor = _scale_now(own_scale)
+                self._loss.divisor = _scale_now(own_scale, self._loop)
         return self._loss
 
 
@@ -314,9 +315,24 @@ def _loss_of(roots: Sequence[Any], gradients: Sequence[Any], scaled: Scaled | No
     return Loss(sum(values[1:], values[0]), 1.0 if scaled is None else scaled.scale)
 
 
-def _scale_now(own_scale: Any) -> Number:
-    scale = own_scale()  # the user's: what it raises is for the user to see
-    return hold(scale) if isinstance(scale, Tensor) else float(scale)
+def _scale_now(own_scale: Any, loop: Loop) -> Number:
+    """Unknown where the user's function fails, or gives what no loss can be multiplied by: reported once."""
+    try:
+        given = own_scale()
+    except Exception as error:
+        if of_a_signal(error):
+            raise
+        loop.trouble(RuntimeError(f"the function given as scaler= failed: {error!r}"))
+        return UNKNOWN
+    try:
+        scale = hold(given) if isinstance(given, Tensor) and given.numel() == 1 else float(given)
+    except (TypeError, ValueError, RuntimeError):
+        scale = UNKNOWN
+    if isinstance(scale, float) and not 0.0 < scale < math.inf:
+        hint = "it has to give the number that the loss is multiplied by now"
+        loop.trouble(ValueError(f"the function given as scaler= gave {given!r:.80}; {hint}"))
+        return UNKNOWN
+    return scale
 
 
 def _devices(roots: Sequence[Any]) -> set[str]:
