@@ -30,6 +30,7 @@ class TensorTables:
     ) -> None:
         self._log, self._names, self._drawings = log, names, drawings
         self._has_several = optimizers > 1
+        self._frozen = names.frozen()
         self._recent: deque[tuple[int, str, np.ndarray]] = deque(maxlen=remembered * optimizers)
 
     def step(self, record: StepRecord) -> None:
@@ -66,6 +67,7 @@ class TensorTables:
 
     def _write(self, record: StepRecord, name: str, one: OptimizerRecord, grad_norms: np.ndarray) -> None:
         label, names = self._label(name), self._names.names_of(name)
+        self._note_frozen()
         scale = 1.0 if math.isnan(record.loss_scale) else record.loss_scale
         columns = {"grad_norm": grad_norms, **one.columns, "loss_scale": np.full(len(names), scale)}
         reason = "failure" if one.skipped or one.nonfinite_rows else "interval"
@@ -80,6 +82,13 @@ class TensorTables:
             table = _histogram_table(record.step, (everything,), source, counts[None], None)
             self._log.write_histogram(table)
             self._drawings.histogram_of_all(table, record.wall_time, label)
+
+    def _note_frozen(self) -> None:
+        """A loop may freeze parameters on its way, which then have no gradient on purpose."""
+        frozen = self._names.frozen()
+        if frozen != self._frozen:
+            self._frozen = frozen
+            self._log.update_meta(frozen=frozen)
 
     def _label(self, optimizer: str) -> str | None:
         return optimizer if self._has_several else None

@@ -12,7 +12,7 @@ import torch
 
 import tbnum
 import tbnum.cli
-from tbnum.explain import explain_run, findings, next_overflow
+from tbnum.explain import LiveExplainer, explain_run, findings, next_overflow
 from tbnum.log.schema import Event
 from tests.corpus import Loop as Trained
 from tests.loops import Half, batches
@@ -81,6 +81,17 @@ def test_what_may_be_an_overflow_is_still_a_bad_batch(facts: dict[str, Any]):
     assert causes(loop) == ["bad_batch"]
 
 
+def test_of_heavy_tails_the_first_overflow_is_no_bad_batch_though_no_scale_had_held():
+    random = np.random.default_rng(0)
+    loop = Loop(scale=2.0**15)
+    loop.steps(5)
+    loop.step(loss=20.0, overflow=True, **nan_only(inf=22, largest_finite=NAN, **ALL))
+    for index in range(300):
+        loop.step(loss=20.0 if index % 60 == 30 else 2.5 + 0.5 * random.random())
+    (skip,) = skips(explain_run(loop.run()))
+    assert (skip.cause, skip.severity) == ("bad_batch", "info")
+
+
 def test_nan_at_a_scale_that_had_not_held_is_no_verdict_on_backward():
     loop = Loop(scale=2.0**24)
     loop.steps(4, overflow=True, **nan_only())
@@ -134,6 +145,40 @@ def test_an_optimizer_whose_eps_is_nothing_is_named_and_not_the_forward_pass(tmp
     assert all("before step 5" in event.remedy for event in later)
     found = {finding.rule: finding for finding in run.findings}
     assert "eps_vanishes" in found and found["nonfinite_update"].severity == "error"
+
+
+def test_of_a_run_that_ran_away_the_optimizer_is_not_to_blame():
+    loop = Loop()
+    loop.steps(40)
+    loop.event("nonfinite_step", loss=NAN, micro_batches=1, nonfinite_tensors=6, tensors=6, params_nonfinite=True)
+    loop.step()
+    run = loop.run()
+    run.steps["param_norm"] = np.where(np.arange(41) == 20, 3.0, NAN)
+    run.steps["nonfinite_tensors"] = np.zeros(41)
+    run.steps["grad_norm"] = np.where(np.arange(41) >= 37, 10.0 ** np.arange(-18, 23), 1.0)
+    events = explain_run(run)
+    (update,) = [event for event in events if event.kind == "nonfinite_update"]
+    assert (update.data["runaway_step"], update.step) == (37, 39)
+    assert "between step 21 and step 39: the gradients had run away, to a norm of 1e+19 at step 37" in update.message
+    assert "no gradient is to blame" not in update.message
+    assert "learning rate" in update.remedy and "eps" not in update.remedy
+    (step,) = [event for event in events if event.kind == "nonfinite_step"]
+    assert "had run away" in step.message and "eps" not in step.remedy
+    run.steps["grad_norm"] = np.full(41, 2.0**62)
+    update = next(event for event in explain_run(run) if event.kind == "nonfinite_update")
+    assert "no gradient is to blame" in update.message and "eps" in update.remedy
+
+
+def test_while_a_run_goes_on_it_is_known_that_it_ran_away():
+    columns = ("step", "loss", "grad_norm", "skipped")
+    explainer = LiveExplainer()
+    explainer.steps(columns, [(step, 1.0, 1e20 if step >= 5 else 1.0, False) for step in range(8)])
+    event = explainer.event(Event(8, 0.0, "nonfinite_update", data={"by_step": 7, "params_nonfinite": True}))
+    assert "to a norm of 1e+20 at step 5" in event.message and "eps" not in event.remedy
+    explainer = LiveExplainer()
+    explainer.steps(columns, [(step, 1.0, 1.0, False) for step in range(8)])
+    event = explainer.event(Event(8, 0.0, "nonfinite_update", data={"by_step": 7, "params_nonfinite": True}))
+    assert "no gradient is to blame" in event.message
 
 
 def test_between_two_measurements_the_interval_is_named():

@@ -228,6 +228,25 @@ def test_parameters_that_require_no_gradient_are_meant(tmp_path: Path):
     assert "no_gradient" not in found
 
 
+def test_parameters_that_were_frozen_on_the_way_are_meant(tmp_path: Path):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+
+    def loss_of(step: int) -> torch.Tensor:
+        if step == 100:
+            model[:2].requires_grad_(False)
+        return (model(torch.randn(8, 4)) - 1).square().mean()
+
+    assert trained(tmp_path / "frozen", model, loss_of)["no_gradient"] == "info"
+    torch.manual_seed(0)
+    cut = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+
+    def cut_off(step: int) -> torch.Tensor:
+        inner = cut[:2](torch.randn(8, 4))
+        return (cut[2](inner.detach() if step >= 100 else inner) - 1).square().mean()
+
+    assert trained(tmp_path / "cut", cut, cut_off)["no_gradient"] == "warning"
+
+
 def test_experts_that_get_tokens_now_and_then_do_not_move_too_little(tmp_path: Path):
     torch.manual_seed(0)
     model = Branches()
@@ -616,6 +635,28 @@ def test_a_schedule_that_begins_again_a_step_after_a_resume_was_not_restored():
         assert "schedule_state_lost" not in reported(columns(COUNT, lr=rate), [resume])
 
 
+def test_a_schedule_that_went_on_a_step_after_a_resume_was_restored():
+    lr = 1e-3 * np.minimum(1, (STEP + 1) / 100)
+    lr[2000] = lr[0]
+    lost = Event(2000, 0.0, "schedule_state_lost", data={"group": 0, "old_lr": 1e-3, "new_lr": 1e-5})
+    found = reported(columns(COUNT, lr=lr), [lost])["schedule_state_lost"]
+    assert found.severity == "info" and "for a step, and went on" in found.evidence
+    lr[2000:] = lr[: COUNT - 2000]
+    found = reported(columns(COUNT, lr=lr), [lost])["schedule_state_lost"]
+    assert found.severity == "warning" and "scheduler.state_dict()" in found.remedy
+
+
+def test_a_rate_that_was_lowered_where_the_loss_stood_still_is_no_schedule_that_ended_early():
+    def severity_of(*falls: int) -> str:
+        lr = np.full(COUNT, 1e-2)
+        for fall in falls:
+            lr[fall:] *= 0.01
+        return reported(columns(COUNT, lr=lr))["lr_zero"].severity
+
+    assert severity_of(500, 900, 1800) == "info" and severity_of(500, 900, 1300) == "warning"
+    assert severity_of(500, 510, 1800) == "warning"
+
+
 @pytest.mark.parametrize(("zero_from", "loss", "there"), [(0, 2.0, True), (2000, 2.0, True), (2000, 0.0, False)])
 def test_gradients_that_are_all_zero_are_reported_where_the_loss_is_not(zero_from: int, loss: float, there: bool):
     norm = np.where(zero_from <= STEP, 0.0, 1.0)
@@ -652,3 +693,26 @@ def test_first_steps_that_made_the_loss_fall_by_far_rewrote_nothing(end: float, 
     loss = np.interp(STEP, [0, 200, COUNT], [2000.0, 1900.0, end])
     found = reported(columns(COUNT, param_norm=norm, update_norm=change, loss=loss))
     assert ("update_ratio_high" in found) == there
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "step"), [("loss", (900.0, 4e5), 58), ("grad_norm", (1.0, 900.0), 59), ("loss", (9.0, 90.0), None)]
+)
+def test_before_the_inputs_are_blamed_what_had_run_away_is_named(name: str, end: tuple[float, float], step: int | None):
+    steps = {each: np.full(61, 1.0) for each in ("loss", "grad_norm", "micro_batches")}
+    steps[name][58:60] = end
+    steps["loss"][60] = NAN
+    steps["grad_norm"][60] = NAN
+    steps["nonfinite_tensors"] = np.where(np.arange(61) == 60, 3.0, 0.0)
+    found = reported({**columns(61), **steps})["nonfinite_loss"]
+    assert ("had left its usual" in found.remedy) == (step is not None) and "Check the inputs" in found.remedy
+    assert step is None or f"had left its usual by step {step}" in found.remedy
+
+
+def test_norms_that_explode_early_in_a_run_are_held_against_those_that_there_are():
+    steps = columns(70)
+    steps["grad_norm"][:] = 1.0
+    steps["grad_norm"][40] = 500.0
+    taken = Event(41, 0.0, "nonfinite_step", data={"nonfinite_tensors": 3, "tensors": 3, "loss": 2.0})
+    found = reported(steps, [taken])["exploding_norm"]
+    assert found.steps == (40, 41) and "1 step later, at step 41" in found.evidence

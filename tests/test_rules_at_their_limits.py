@@ -151,6 +151,25 @@ def test_a_note_within_32_steps_explains_another_size_of_the_gradients(apart: in
     assert severity(levels.norm_level, View(grad_norm=jump(), events=[note(200 + apart)])) == expected
 
 
+def test_another_size_of_the_gradients_is_an_information_where_other_tensors_have_a_gradient() -> None:
+    def found(before: Sequence[float], after: Sequence[float], factor: float = 8.0) -> Finding:
+        view = View(grad_norm=jump(factor=factor))
+        view.tensors = Tables({190: [(("a", "b"), before)], 210: [(("a", "b"), after)]})  # type: ignore[attr-defined]
+        got = only(levels.norm_level, view)
+        assert got is not None
+        return got
+
+    frozen = found([1.0, NAN], [1.0, 8.0])
+    assert frozen.severity == "info" and "other tensors have a gradient than before" in frozen.evidence
+    assert "frozen" in frozen.remedy and "micro-batches" not in frozen.remedy
+    assert found([1.0, 0.0], [2.8, 8.0]).severity == "info" and found([1.0, 0.0], [2.9, 8.0]).severity == "warning"
+    assert found([1.0, 8.0], [1.0, 0.0], 1 / 8).severity == "info"
+    assert found([1.0, 8.0], [0.35, 0.0], 1 / 8).severity == "warning"
+    assert found([1.0, 1.0], [8.0, 8.0]).severity == "warning"  # the same tensors
+    assert found([1.0, 0.0], [0.0, 8.0]).severity == "warning"  # none of before
+    assert severity(levels.norm_level, View(grad_norm=jump())) == "warning"
+
+
 def test_norms_of_skipped_steps_and_those_that_are_zero_or_not_finite_are_no_level() -> None:
     norms = jump().repeat(2)
     skipped = np.arange(800) % 2 == 1
@@ -328,6 +347,16 @@ def test_parameters_have_vanished_at_a_hundredth_of_their_largest_norm() -> None
     assert only(levels.weights_vanish, View(param_norm=every(11, norms))) is None
 
 
+def test_parameters_that_ran_away_at_the_end_have_not_vanished() -> None:
+    norms = np.array([10.0] * 9 + [1e17])
+    assert only(levels.weights_vanish, View(param_norm=every(10, norms))) is None
+    norms = np.array([*[10.0] * 7, 1e3, 1e9, 1e17])
+    assert only(levels.weights_vanish, View(param_norm=every(10, norms))) is None
+    norms = np.array([10.0, *[0.1] * 9])
+    found = only(levels.weights_vanish, View(param_norm=every(10, norms)))
+    assert found is not None and found.steps == (0, 90)
+
+
 def test_parameters_grow_without_end_at_eight_times_their_second_quarter_and_half_above_their_third() -> None:
     def growing(*quarters: float, count: int = 16) -> Finding | None:
         return only(levels.weights_grow, View(param_norm=every(count, np.repeat(quarters, count // 4)[:count])))
@@ -362,6 +391,22 @@ def test_first_steps_rewrite_parameters_that_they_make_three_times_as_large(
     assert (got is not None) == found
     if got is not None:
         assert got.steps == (0, 10) and got.rule == "update_ratio_high"
+
+
+def test_first_steps_that_brought_the_loss_down_at_once_are_an_information() -> None:
+    norms, moved = np.array([1.0, *[4.0] * 7]), np.array([0.9, *[0.01] * 7])
+    columns = {"param_norm": every(8, norms), "update_norm": every(8, moved)}
+
+    def found(*loss: float, **more: Any) -> str:
+        values = np.concatenate([loss, np.full(400 - len(loss), loss[-1])])
+        return severity(levels.first_updates, View(loss=values, **columns, **more))
+
+    assert found(1.0, 0.9, 0.5) == "info" and found(1.0, 1.5, 0.5) == "info"
+    assert found(1.0, 1.51, 0.5) == "warning"  # it rose first
+    assert found(1.0, 0.9, 0.51) == "warning"  # it did not come down by half
+    of_many = {"optimizers": {"main": {"class": "LBFGS"}}}
+    assert found(1.0, 9.0, 0.9, meta=of_many) == ""
+    assert found(1.0, 9.0, 0.9, meta={"optimizers": {"main": {"class": "Adam"}}}) == "warning"
 
 
 def test_parameters_that_start_at_zero_have_no_size_that_a_step_could_rewrite() -> None:
@@ -590,6 +635,11 @@ def test_a_tensor_has_vanished_at_a_hundredth_of_the_beginning() -> None:
         assert (got is not None) == found
         assert got is None or "the norm of two.weight is 0.01 times" in got.evidence
     assert only(tensors_of.vanishing, with_rows(late)) is None
+    for shape, grave in (([], False), ([1], False), ([1, 1], False), ([2], True)):
+        view = with_rows(
+            rows_of(param_norm=[10.0, 10.0, 0.0, 10.0]), early=rows_of(0), meta={"parameters": {NAMES[2]: shape}}
+        )
+        assert severity(tensors_of.vanishing, view) == ("warning" if grave else "info")
 
 
 def test_steps_are_large_from_three_tenths_of_a_matrix_on_and_tiny_down_to_a_millionth() -> None:
@@ -610,6 +660,29 @@ def test_steps_are_large_from_three_tenths_of_a_matrix_on_and_tiny_down_to_a_mil
     reached[0, 2] = 0.0  # an expert that no token chose, at one of four rows
     assert rules(0.01, 0.01, 9e-6, 0.01, grad_norm=reached) == set()
     assert rules(0.01, 0.01, 3.0, 0.01, grad_norm=reached) == {"update_ratio_high"}
+
+
+def test_steps_that_are_tiny_since_the_gradient_shrank_need_no_higher_rate() -> None:
+    late = rows_of(update_norm=[0.01, 0.01, 9e-6, 0.01])
+    for before, there in ((1e-3, False), (9.9e-4, True)):
+        early = rows_of(0, update_norm=[0.01, 0.01, before, 0.01])
+        assert bool(list(tensors_of.updates(with_rows(late, early=early)))) == there
+        assert bool(list(tensors_of.updates(with_rows(late, early)))) == there
+
+
+def test_a_group_whose_rate_is_zero_is_not_told_to_have_tiny_steps() -> None:
+    rows = rows_of(update_norm=[0.01, 0.01, 0.0, 0.01])
+    rates_of = {"lr": np.full(400, 0.1), "lr/1": np.zeros(400)}
+    assert not list(tensors_of.updates(with_rows(rows, **rates_of)))
+    assert list(tensors_of.updates(with_rows(rows, lr=rates_of["lr"])))
+    assert list(tensors_of.updates(with_rows(rows_of(update_norm=[0.01, 0.01, 1e-9, 0.01]), **rates_of)))
+
+
+def test_of_steps_that_are_tiny_by_a_clip_the_clip_is_named() -> None:
+    rows = rows_of(update_norm=[0.01, 0.01, 9e-6, 0.01])
+    for left, named in ((0.1, True), (0.11, False)):
+        found = only(tensors_of.updates, with_rows(rows, clip_coef=np.full(400, left)))
+        assert found is not None and ("raise max_norm" in found.remedy) == named
 
 
 def test_steps_at_less_than_a_tenth_of_the_highest_rate_do_not_count() -> None:
@@ -1098,15 +1171,30 @@ def test_a_tensor_never_gets_a_gradient_where_eight_rows_have_none_of_it() -> No
     assert found(early=[1.0, 1.0, 1.0, 1.0]).title == "Some parameters get no gradient any more"  # type: ignore[union-attr]
 
 
+def test_a_bias_without_a_gradient_beside_a_weight_that_has_one_is_an_information() -> None:
+    def found(*missing: int) -> str:
+        norms = [NAN if at in missing else 1.0 for at in range(4)]
+        rows, first = rows_of(grad_norm=norms), rows_of(0, grad_norm=norms)
+        return severity(tensors_of.no_gradient, with_rows(rows, early=first, meta={"frozen": []}))
+
+    assert found(1) == "info" and found(3) == "info" and found(1, 3) == "info"
+    assert found(0) == "warning" and found(0, 1) == "warning" and found(1, 2) == "warning"
+
+
 def test_tensors_that_get_no_gradient_any_more_are_a_warning_from_half_of_them_on() -> None:
-    def found(*missing: int, had: float = 1.0, count: int = 4) -> Finding | None:
+    def found(*missing: int, had: float = 1.0, count: int = 4, meta: Any = None) -> Finding | None:
         norms = np.ones(4)
         norms[list(missing)] = NAN
         middle = np.ones((4, 4))
         middle[: round(4 * (1 - had))] = 0.0
         late = rows_of(grad_norm=norms, count=count)
-        return only(tensors_of.no_gradient, with_rows(late, rows_of(100, grad_norm=middle)))
+        return only(tensors_of.no_gradient, with_rows(late, rows_of(100, grad_norm=middle), meta=meta))
 
+    frozen = {"frozen": ["one.bias", "two.weight"]}
+    meant = found(1, 2, meta=frozen)
+    assert meant is not None and meant.severity == "info" and "they require none any more" in meant.evidence
+    more = found(1, 2, 3, meta=frozen)
+    assert more is not None and more.severity == "info" and "require none" not in more.evidence
     one, two = found(2), found(1, 2)
     assert one is not None and one.severity == "info" and two is not None and two.severity == "warning"
     assert (

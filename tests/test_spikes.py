@@ -273,6 +273,28 @@ def test_where_most_losses_are_0_a_few_others_are_no_spikes():
     assert [event.step for event in spikes(columns(2000, loss=loss))] == [1500]
 
 
+@pytest.mark.parametrize(("steps", "batch"), [(8, True), (9, False)])
+def test_a_loss_that_was_high_for_many_steps_is_no_single_batchs_doing(steps: int, batch: bool):
+    run = columns()
+    run["loss"][400 : 400 + steps] = 9.0 - np.arange(steps) / 10
+    remedy = reported(run)["loss_spike"].remedy
+    assert remedy.startswith("Look at the batch of step 400" if batch else "If the data or the objective changed")
+
+
+def test_losses_against_each_other_have_a_spike_where_it_is_one_of_theirs():
+    random = np.random.default_rng(0)
+    gain = 1 + 0.05 * random.standard_normal(2000)
+    rest = np.where(np.arange(2000) >= 1500, 0.02, 0.0) + 1e-3 * random.standard_normal(2000)
+
+    def found(loss: np.ndarray, *parts: np.ndarray) -> list[Event]:
+        each = {f"{name}/loss": part for name, part in zip("ab", parts, strict=False)}
+        return spikes(columns(2000, loss=loss, **each))
+
+    assert found(rest) and not found(rest, gain, rest - gain)
+    gain[1500:1540] += 1.0
+    assert found(rest + np.where(gain > 1.5, 1.0, 0.0), gain, rest - 1)
+
+
 @pytest.mark.parametrize("count", [300, 500, 1000, 4000])
 def test_a_jump_by_many_deviations_is_seen_however_small_a_share_of_the_loss_it_is(count: int):
     """By 8 deviations and 24 %, in a loss that still falls: its level may never leave the lowest one."""

@@ -194,8 +194,8 @@ def test_what_came_later_changes_a_verdict_where_it_says_more() -> None:
     assert skip_in_hindsight(first, event, None) is first
     for at_step, passed in ((6, True), (7, False)):
         repeat = Known.of(Event(0, 0.0, "repeat_of_diverged_run", data={"at_step": at_step}))
-        assert with_hindsight(repeat, 7).data.get("passed", False) == passed
-    assert with_hindsight(event, 7) is event
+        assert with_hindsight(repeat, 7, {}).data.get("passed", False) == passed
+    assert with_hindsight(event, 7, {}) is event
 
 
 def test_buffers_were_spoiled_in_the_first_step_that_failed_since_they_were_finite() -> None:

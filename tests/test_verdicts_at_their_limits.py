@@ -14,7 +14,7 @@ from tbnum.explain import causes as causes_of
 from tbnum.explain import event_findings as event_rules
 from tbnum.explain import explain_run
 from tbnum.explain.ahead import Later
-from tbnum.explain.causes import explained_collapse, explained_skip, spoiled_since, update_remedy, update_text
+from tbnum.explain.causes import explained_collapse, explained_skip, spoiled_since
 from tbnum.explain.close_look import Gradients
 from tbnum.explain.evidence import _of_history
 from tbnum.explain.facts import Facts, Known, skips_of
@@ -28,6 +28,7 @@ from tbnum.explain.nonfinite import (
     spoiled_updates,
     update_event,
 )
+from tbnum.explain.past import RecordedPast, Runaway
 from tbnum.explain.phrases import as_inferred, tensors
 from tbnum.explain.ranks import disagreement_words, guilty_words
 from tbnum.explain.rules import Collapse, Skip
@@ -270,6 +271,12 @@ def test_of_steps_that_were_not_all_logged_it_is_said_how_many_were_skipped_at_l
 
 
 def test_since_when_parameters_are_not_finite_is_said_as_far_as_it_was_measured() -> None:
+    def update_text(after: int, by: int) -> str:
+        return causes_of.update_text(Since(by, after, by_update=True))
+
+    def update_remedy(after: int, by: int) -> str:
+        return causes_of.update_remedy(Since(by, after, by_update=True))
+
     assert update_text(6, 7) == "the update of step 7, whose gradients were finite"
     assert update_text(7, 7) == "a write to them after the update of step 7, which left them finite"
     assert update_text(3, 7) == "an update between step 4 and step 7, whose gradients were finite"
@@ -345,6 +352,9 @@ class Past:
     def parameters_nonfinite(self, since: int, step: int) -> bool | None:
         self.asked.append((since, step))
         return self.nonfinite
+
+    def runaway(self, after: int, by: int) -> Runaway | None:
+        return None
 
 
 def parameters(past: Past, *updates: SpoiledUpdate, first_step: int = 0) -> SpoiledParameters:
@@ -647,8 +657,9 @@ def test_an_update_spoiled_parameters_where_all_gradients_since_they_were_finite
 
 def test_the_event_of_a_spoiled_update_stands_at_the_step_that_showed_it() -> None:
     record = FakeRun({"step": np.array([0, 2, 5]), "wall_time": np.array([1.0, 2.0, 3.0])})
-    event = update_event(record, SpoiledUpdate(1, 5))
+    past = RecordedPast(record.steps)
+    event = update_event(record, SpoiledUpdate(1, 5), past)
     assert (event.step, event.wall_time, event.kind) == (5, 3.0, "nonfinite_update")
     assert event.data == {"after_step": 1, "by_step": 5}
-    assert math.isnan(update_event(record, SpoiledUpdate(1, 6)).wall_time)
-    assert math.isnan(update_event(FakeRun({"step": np.array([5])}), SpoiledUpdate(1, 5)).wall_time)
+    assert math.isnan(update_event(record, SpoiledUpdate(1, 6), past).wall_time)
+    assert math.isnan(update_event(FakeRun({"step": np.array([5])}), SpoiledUpdate(1, 5), past).wall_time)

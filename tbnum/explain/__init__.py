@@ -21,7 +21,7 @@ from tbnum.explain.hindsight import skip_in_hindsight, with_failed_steps, with_h
 from tbnum.explain.kinds import explained_event, unexplained_event
 from tbnum.explain.led_here import LedHere, Quantity, what_led_here
 from tbnum.explain.live import LiveSpikes
-from tbnum.explain.nonfinite import spoiled_updates, update_event
+from tbnum.explain.nonfinite import spoiled_updates, update_event, with_runaway
 from tbnum.explain.parameters import ParameterNorms, SpoiledUpdate
 from tbnum.explain.past import LivePast, RecordedPast
 from tbnum.explain.predict import NextOverflow, next_overflow
@@ -76,11 +76,12 @@ def explain_run(run: Record) -> list[Event]:
     updates: list[SpoiledUpdate] = []
     if norms is not None:
         updates = attempt("updates", lambda: spoiled_updates(run, norms, known), updates)
-    rules = Rules(RecordedPast(run.steps, look, norms), run.meta, first_step(run), updates)
+    past = RecordedPast(run.steps, look, norms)
+    rules = Rules(past, run.meta, first_step(run), updates)
     explained: list[Event] = []
     for event, later in zip(known, look_ahead(known, last_step, Numbering.of(run.meta)), strict=True):
-        explained += _explain(with_hindsight(event, last_step), rules, later, look)
-    derived = [update_event(run, update) for update in sorted({*updates, *rules.parameters.found})]
+        explained += _explain(with_hindsight(event, last_step, run.steps), rules, later, look)
+    derived = [update_event(run, update, past) for update in sorted({*updates, *rules.parameters.found})]
     if derived:  # they know since when
         explained = [event for event in explained if event.kind != "nonfinite_update"]
     derived += attempt("spikes", lambda: spike_events(run), [])
@@ -187,6 +188,8 @@ def _explained(event: Known, rules: Rules, later: Later | None, look: CloseLook 
         return [with_evidence(explained_event(event, later, verdict), event.facts, None, None, look)]
     if event.kind != "skip":
         rules.notice(event)
+        if event.kind == "nonfinite_update":
+            event = event._replace(event=with_runaway(event.event, rules.past))
         return [explained_event(event, later)]
     skip, collapse = rules.skip(event)
     skip = skip_in_hindsight(skip, event, later)

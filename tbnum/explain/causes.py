@@ -292,21 +292,36 @@ def spoiled_since(since: Since) -> tuple[str, str]:
     if not since.by_update:
         why = f"the parameters have been non-finite since step {step}, where the optimizer took non-finite gradients"
         return why, f"Restore a checkpoint from before step {step}: nothing that follows can be trained."
-    return f"the parameters have been non-finite since {update_text(since.after, step)}", update_remedy(
-        since.after, step
+    return f"the parameters have been non-finite since {update_text(since)}", update_remedy(since)
+
+
+def update_text(since: Since) -> str:
+    """Of an update that made the parameters non-finite: which it was, as far as that was measured."""
+    after, by = since.after, since.step
+    if since.runaway is not None:
+        at, norm = since.runaway
+        return (
+            f"{_the_update(after, by)}: the gradients had run away, to a norm of {number_text(norm)} at step {at:,}, "
+            "more than an optimizer can make finite steps of"
+        )
+    if after >= by:
+        return f"a write to them after the update of step {by}, which left them finite"
+    return f"{_the_update(after, by)}, whose gradients were finite"
+
+
+def _the_update(after: int, by: int) -> str:
+    return (
+        f"the update of step {by}" if after == by - 1 else f"an update between step {max(after + 1, 0)} and step {by}"
     )
 
 
-def update_text(after: int, by: int) -> str:
-    """Of an update that made the parameters non-finite: which it was, as far as that was measured."""
-    if after >= by:
-        return f"a write to them after the update of step {by}, which left them finite"
-    if after == by - 1:
-        return f"the update of step {by}, whose gradients were finite"
-    return f"an update between step {max(after + 1, 0)} and step {by}, whose gradients were finite"
-
-
-def update_remedy(after: int, by: int) -> str:
+def update_remedy(since: Since) -> str:
+    after, by = since.after, since.step
+    if since.runaway is not None:
+        return (
+            "Restore a checkpoint from before the loss or the gradient norm left what was usual, and lower the "
+            "learning rate or clip the gradients; look at the batch with which it began."
+        )
     if after + 1 > 0:
         restore = f"Restore a checkpoint from before step {after + 1}: later ones hold the spoiled parameters."
     elif by > 0:

@@ -17,8 +17,10 @@ from tbnum.explain.thresholds import (
     NORM_EXPLODED,
     NORM_ROSE,
     ONE_STEP,
+    SLOW_BACK,
     SPIKES_RATE,
     SPIKES_WARNING,
+    WINDOW_LEAST,
 )
 from tbnum.explain.view import RunView
 from tbnum.explain.words import count_text, number_text
@@ -86,7 +88,8 @@ def _what_preceded(view: RunView, spike: SpikeFacts) -> tuple[str, str]:
     reported += [words for kind, words in _EVENTS if any(event.kind == kind for event in near)]
     notes = [str(event.data.get("text", "")) for event in near if event.kind == "annotation"]
     reported += [f"a note, {text!r}" for text in notes[:1]]
-    if not reported and spike.lasting:
+    no_batch = spike.lasting or (spike.back_after is not None and spike.back_after > SLOW_BACK)
+    if not reported and no_batch:
         remedy = f"If the data or the objective changed at step {step:,} on purpose, note it with monitor.annotate(). "
         return "nothing in the record", remedy + "Else look at the batches from there on (labels, lengths, outliers)."
     if not reported:
@@ -156,6 +159,8 @@ def _exploded(
     end = int(np.searchsorted(view.number, step))
     begin = int(np.searchsorted(view.number, step - BEFORE))
     skipped = view.steps.get(skips, view.skipped)
+    if begin < BASELINE // 2:  # early in a run
+        begin = end // 2
     usual = _median(norms[max(0, begin - BASELINE) : begin], skipped[max(0, begin - BASELINE) : begin])
     window = norms[begin:end]
     with np.errstate(invalid="ignore"):
@@ -167,4 +172,4 @@ def _exploded(
 
 def _median(norms: np.ndarray, skipped: np.ndarray) -> float:
     known = norms[np.isfinite(norms) & ~skipped]
-    return float(np.median(known)) if len(known) >= BASELINE // 2 else float("nan")
+    return float(np.median(known)) if len(known) >= WINDOW_LEAST else float("nan")

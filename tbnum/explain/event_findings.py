@@ -13,7 +13,15 @@ from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.kinds import KINDS
 from tbnum.explain.record import attempts, is_scalar_log
 from tbnum.explain.rules import BENIGN
-from tbnum.explain.thresholds import SKIP_RATE_LEAST, SKIP_RATE_WARNING, SKIPPED_MOST, SKIPPED_STEPS
+from tbnum.explain.thresholds import (
+    BASELINE,
+    RAN_AWAY,
+    RAN_AWAY_STEPS,
+    SKIP_RATE_LEAST,
+    SKIP_RATE_WARNING,
+    SKIPPED_MOST,
+    SKIPPED_STEPS,
+)
 from tbnum.explain.totals import wasted_seconds
 from tbnum.explain.view import RunView
 from tbnum.explain.words import as_float, clock_text, count_text, duration_text, share_text
@@ -106,6 +114,8 @@ def nonfinite_loss(view: RunView) -> Iterator[Finding]:
         remedy = spoiled.remedy  # the loss is only where it shows
     elif first is not None and first.cause == "nonfinite_parameters":
         remedy = first.remedy
+    else:
+        remedy = _ran_away(view, int(steps[rows[0]])) + remedy
     if rows[-1] == total - 1:
         row = int(np.flatnonzero(np.diff(rows) > 1)[-1]) + 1 if np.any(np.diff(rows) > 1) else 0
         evidence += f"; not once finite since step {steps[rows[row]]}."
@@ -115,6 +125,34 @@ def nonfinite_loss(view: RunView) -> Iterator[Finding]:
         evidence += "; finite again at the end."
         title = "The loss was not finite in between"
         yield Finding("nonfinite_loss", "warning", title, evidence, remedy, steps_of(steps[rows]))
+
+
+def _ran_away(view: RunView, step: int) -> str:
+    """What comes before all else where the loss, or a gradient, had left its usual before the loss was not finite."""
+    left = [spike.step for spike in view.spikes if spike.grave and spike.step < step and spike.back_after is None]
+    at = left[-1] if left else _high_before(view, "loss", step)
+    what = "loss"
+    if at is None:
+        at, what = _high_before(view, "grad_norm", step), "gradient norm"
+    if at is None:
+        return ""
+    return (
+        f"The {what} had left its usual by step {at:,}: lower the learning rate or clip the gradients from before that "
+        "step, or look at its batch. Else: "
+    )
+
+
+def _high_before(view: RunView, name: str, step: int) -> int | None:
+    """The first of the last few steps before a step whose value was far above those before, in a run of any length."""
+    for _, values in columns_named(view.steps, name):
+        rows = np.flatnonzero(np.isfinite(values) & ~view.skipped & (view.number < step))[-BASELINE - RAN_AWAY_STEPS :]
+        before = rows[: max(1, len(rows) - RAN_AWAY_STEPS)]
+        usual = float(np.median(values[before])) if len(before) else 0.0
+        high = rows[len(before) :]
+        high = high[values[high] > RAN_AWAY * usual] if usual > 0 else high[:0]
+        if len(high):
+            return int(view.number[high[0]])
+    return None
 
 
 def _reached_nothing(view: RunView) -> np.ndarray:

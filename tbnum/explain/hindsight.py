@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from tbnum.explain.ahead import Later
 from tbnum.explain.facts import Known
 from tbnum.explain.rules import COLLAPSE_SKIPS, Skip
 from tbnum.explain.words import as_float
+from tbnum.log.columns import StepColumn
 
 __all__ = ["skip_in_hindsight", "with_failed_steps", "with_hindsight"]
 
 
-def with_hindsight(event: Known, last_step: int) -> Known:
-    """A warning of a place that the run has left behind says so."""
+def with_hindsight(event: Known, last_step: int, steps: Mapping[str, np.ndarray]) -> Known:
+    """A warning of a place that the run has left behind says so, and one of a schedule that went on a step later."""
+    if event.kind == "schedule_state_lost" and _went_on(event, steps):
+        return event._replace(event=replace(event.event, data={**event.data, "went_on": True}))
     if event.kind != "repeat_of_diverged_run" or not as_float(event.data.get("at_step")) < last_step:
         return event
     return event._replace(event=replace(event.event, data={**event.data, "passed": True}))
+
+
+def _went_on(event: Known, steps: Mapping[str, np.ndarray]) -> bool:
+    """Whether the learning rate was that of before the resume from the next step on: the schedule had been restored,
+    and not the optimizer's state, which has the rate of the first step.
+    """
+    group = as_float(event.data.get("group"))
+    lr = steps.get(StepColumn(event.optimizer, "lr", int(group) if group > 0 else 0).full, np.empty(0))
+    old, new = (as_float(event.data.get(key)) for key in ("old_lr", "new_lr"))
+    row = int(np.searchsorted(steps.get("step", np.empty(0, np.int64)), event.step)) + 1
+    return row < len(lr) and abs(float(lr[row]) - old) < abs(new - old) / 8
 
 
 def with_failed_steps(events: Sequence[Known]) -> list[Known]:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from tbnum.explain.ahead import Later
 from tbnum.explain.causes import BACKWARD_LOOK, spoiled_since, update_remedy, update_text
 from tbnum.explain.facts import Facts, Known
+from tbnum.explain.nonfinite import Since
+from tbnum.explain.past import Runaway
 from tbnum.explain.phrases import as_inferred, at_place, change, subject, tensors
 from tbnum.explain.ranks import disagreement_words, guilty_words
 from tbnum.explain.rules import StepVerdict
@@ -175,7 +177,8 @@ def _optimizer_state_lost(seen: Occurrence) -> str:
 
 def _schedule_state_lost(seen: Occurrence) -> str:
     old, new = (number_text(as_float(seen.event.data.get(key))) for key in ("old_lr", "new_lr"))
-    return f"The learning rate went back to that of the start: {old} -> {new}."
+    went_on = " for a step, and went on from there" if seen.event.data.get("went_on") else ""
+    return f"The learning rate went back to that of the start{went_on}: {old} -> {new}."
 
 
 def _repeat_of_diverged_run(seen: Occurrence) -> str:
@@ -214,12 +217,20 @@ def _spike(seen: Occurrence, what: str) -> str:
     return text + ("; the learning rate had gone back up." if spike.schedule else ".")
 
 
-def _update(seen: Occurrence) -> tuple[int, int]:
+def _update(seen: Occurrence) -> Since:
     data = seen.event.data
     by = as_float(data.get("by_step"))
     by = seen.event.step if math.isnan(by) else int(by)
     after = as_float(data.get("after_step"))
-    return (-1 if math.isnan(after) else int(after)), by
+    at, norm = as_float(data.get("runaway_step")), as_float(data.get("runaway_norm"))
+    too_long = None if math.isnan(at) else Runaway(int(at), norm)
+    return Since(by, -1 if math.isnan(after) else int(after), by_update=True, runaway=too_long)
+
+
+def _nonfinite_update(seen: Occurrence) -> str:
+    since = _update(seen)
+    blame = ": no gradient is to blame, nor the forward pass that fails from here on"
+    return f"The parameters became non-finite in {update_text(since)}{'' if since.runaway else blame}."
 
 
 def _buffers(seen: Occurrence) -> int:
@@ -455,10 +466,14 @@ KINDS: dict[str, Kind] = {
         title="The model's parameters were not restored",
     ),
     "schedule_state_lost": Kind(
-        "warning",
+        lambda seen: "info" if seen.event.data.get("went_on") else "warning",
         _schedule_state_lost,
-        "Save scheduler.state_dict() in the checkpoint, and load it before going on.",
-        title="The learning-rate schedule was not restored",
+        lambda seen: (
+            "The schedule was restored. The rate of the first step is in optimizer.state_dict(): load that as well."
+            if seen.event.data.get("went_on")
+            else "Save scheduler.state_dict() in the checkpoint, and load it before going on."
+        ),
+        title="The learning rate began again",
     ),
     "repeat_of_diverged_run": Kind(
         lambda seen: "info" if seen.event.data.get("passed") else "warning",
@@ -485,11 +500,8 @@ KINDS: dict[str, Kind] = {
     ),
     "nonfinite_update": Kind(
         "error",
-        lambda seen: (
-            f"The parameters became non-finite in {update_text(*_update(seen))}: no gradient is to blame, nor the "
-            "forward pass that fails from here on."
-        ),
-        lambda seen: update_remedy(*_update(seen)),
+        _nonfinite_update,
+        lambda seen: update_remedy(_update(seen)),
         title="An update made the parameters non-finite",
     ),
     "nonfinite_buffers": Kind(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
+from tbnum.explain.rows import norms_around
 from tbnum.explain.thresholds import (
     ADDED_WITHIN,
     BEFORE,
@@ -223,17 +224,35 @@ def norm_level(view: RunView) -> Iterator[Finding]:
         whose += "" if column.name == "grad_norm" else " that the optimizer got"
         noted = any(event.kind == "annotation" and abs(event.step - step) <= BEFORE for event in view.events)
         eased = after < before and _loss_fell(view, row)
+        others = _others_take_part(view, column.optimizer, step, after / before)
         yield Finding(
             "norm_level",
-            "info" if noted or eased else "warning",
+            "info" if noted or eased or others else "warning",
             "The gradients have another size from one step on",
             f"The gradient norm{whose} was {number_text(before)} up to step {step - 1:,} and is {number_text(after)} "
-            f"since, {after / before:.2g} times as large.",
-            f"Look at what changed at step {step:,}: the number of micro-batches a step (divide each loss by it), the "
-            "reduction of the loss, the batch size, a checkpoint. Adam hides a constant factor; clipping and weight "
-            "decay do not.",
+            f"since, {after / before:.2g} times as large"
+            + (
+                "; other tensors have a gradient than before, and of those of both it did not change with it."
+                if others
+                else "."
+            ),
+            "Fine where parameters were frozen or unfrozen on purpose. Else look at what parts them from the loss."
+            if others
+            else f"Look at what changed at step {step:,}: the number of micro-batches a step (divide each loss by it), "
+            "the reduction of the loss, a new term of it, the batch size, a checkpoint. Adam hides a constant factor; "
+            "clipping and weight decay do not.",
             steps_of([step - 1, step]),
         )
+
+
+def _others_take_part(view: RunView, optimizer: str | None, step: int, times: float) -> bool:
+    """Whether some tensors gained or lost their gradient at a step, and the others' norm did not change with it."""
+    before, after = norms_around(view.record, optimizer, step)
+    if before.keys() == after.keys():
+        return False
+    both = before.keys() & after.keys()
+    first, second = (math.hypot(*(norms[name] for name in both)) for norms in (before, after))
+    return bool(both) and (second / first < math.sqrt(times) if times > 1 else second / first > math.sqrt(times))
 
 
 def gradients_zero(view: RunView) -> Iterator[Finding]:
@@ -361,14 +380,15 @@ EXAMINED = 100  # changes of the number of micro-batches that are looked at
 
 
 def weights_vanish(view: RunView) -> Iterator[Finding]:
+    """But for the first, levels are medians of three: a single one that ran away is no size that the parameters had."""
     for column, norms in columns_named(view.steps, "param_norm"):
         rows = np.flatnonzero(np.isfinite(norms))
         if len(rows) < 8:
             continue
-        values = norms[rows]
-        peak = int(np.argmax(values))
-        now = float(np.median(values[-3:]))
-        if not now <= VANISHED * values[peak]:
+        middle = np.median(np.lib.stride_tricks.sliding_window_view(norms[rows], 3), axis=1)
+        levels = np.concatenate([norms[rows[:1]], middle])  # each at its middle
+        peak, now = int(np.argmax(levels)), float(levels[-1])
+        if not now <= VANISHED * levels[peak]:
             continue
         whose = f" of {column.optimizer}" if column.optimizer else ""
         first, last = int(view.number[rows[peak]]), int(view.number[rows[-1]])
@@ -376,7 +396,7 @@ def weights_vanish(view: RunView) -> Iterator[Finding]:
             "weights_vanish",
             "warning",
             "The parameters shrink to nothing",
-            f"The norm of the parameters{whose} fell from {number_text(float(values[peak]))} at step {first:,} to "
+            f"The norm of the parameters{whose} fell from {number_text(float(levels[peak]))} at step {first:,} to "
             f"{number_text(now)} at step {last:,} ({count_text(len(rows), 'measurement')}).",
             "Lower the weight decay, or the learning rate that multiplies it: what it takes away, the gradients do not "
             "give back.",
@@ -404,11 +424,13 @@ def first_updates(view: RunView) -> Iterator[Finding]:
             continue
         if share < 1 and _learned(view):  # a step as long as the parameters leaves nothing of them
             continue
+        if _class_of(view, column.optimizer) == "LBFGS":  # a step of it is many
+            continue
         whose = f" of {column.optimizer}" if column.optimizer else ""
         step = int(view.number[peak])
         yield Finding(
             "update_ratio_high",
-            "warning",
+            "info" if _fell_at_once(view, peak) else "warning",
             "The first steps rewrote the parameters",
             f"A step changed the parameters{whose} by up to {share:.2g} of their norm, which grew from "
             f"{number_text(start)} to {number_text(float(norms[peak]))} by step {step:,}: what they were initialized "
@@ -423,6 +445,24 @@ def _learned(view: RunView) -> bool:
     loss = view.steps.get("loss", np.empty(0))
     loss = loss[np.isfinite(loss)]
     return len(loss) >= 2 * BLOCK_LEAST and bool(0 <= np.median(loss[-BLOCK_LEAST:]) <= LEARNED * loss[0])
+
+
+def _fell_at_once(view: RunView, row: int) -> bool:
+    """Whether the loss fell by half, and was not above its first while the parameters grew: no harm was done."""
+    loss = view.steps.get("loss", np.empty(0))
+    meanwhile, last = loss[: row + 1], loss[np.isfinite(loss)][-BLOCK_LEAST:]
+    meanwhile = meanwhile[np.isfinite(meanwhile)]
+    if len(meanwhile) < BLOCK_LEAST or not meanwhile[0] > 0:
+        return False
+    return bool(meanwhile.max() <= ENLARGED * meanwhile[0] and np.median(last) <= meanwhile[0] / 2)
+
+
+def _class_of(view: RunView, optimizer: str | None) -> str:
+    """Of an optimizer by its name, or of the only one; "" where the record does not say."""
+    optimizers = view.meta.get("optimizers")
+    known = optimizers if isinstance(optimizers, Mapping) else {}
+    settings = known.get(next(iter(known), "") if optimizer is None else optimizer)
+    return str(settings.get("class", "")) if isinstance(settings, Mapping) else ""
 
 
 def weights_grow(view: RunView) -> Iterator[Finding]:

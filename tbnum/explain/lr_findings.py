@@ -191,15 +191,28 @@ def _no_rate(view: RunView, optimizer: str | None, begin: int, end: int, rate: f
     text = f"The learning rate{whose} was {what} for {count_text(end - begin, 'step')}, the first at step {first:,}"
     warm = begin == 0 and not to_the_end
     aside = optimizer is not None and begin == 0  # one of several that does not train from the beginning on
+    lowered = rate > 0 and _lowered_at_plateaus(view.steps[StepColumn(optimizer, "lr").full])
     return Finding(
         "lr_zero",
-        "info" if warm or aside else "warning",
+        "info" if warm or aside or lowered else "warning",
         "The learning rate is 0" if to_the_end else "The learning rate was 0 for a while",
         text + (", up to the end: nothing is learned." if to_the_end else "."),
-        "Look at the schedule's length against the number of updates: a decay that ended early, or a warm-up that "
+        "A rate that is lowered where the loss stands still has come to its end: stop the run, or give the schedule a "
+        "lowest rate."
+        if lowered
+        else "Look at the schedule's length against the number of updates: a decay that ended early, or a warm-up that "
         "never began, trains nothing.",
         steps_of([first]),
     )
+
+
+def _lowered_at_plateaus(lr: np.ndarray) -> bool:
+    """Whether a rate came down in some steps, at times that no schedule gives: it is lowered where the loss stands
+    still."""
+    lr = lr[np.isfinite(lr)]
+    falls = np.flatnonzero(np.diff(lr))
+    held = np.diff(falls)
+    return bool(len(held) >= 2 and (np.diff(lr)[falls] < 0).all() and LR_ZERO_STEPS <= held.min() < held.max() - 1)
 
 
 def group_zero(view: RunView) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from tbnum.explain.close_look import Gradients
 from tbnum.explain.facts import Facts, Known
 from tbnum.explain.parameters import ParameterNorms, SpoiledUpdate
-from tbnum.explain.past import Past
+from tbnum.explain.past import Past, Runaway
 from tbnum.explain.record import Record
 from tbnum.explain.thresholds import BACKWARD_LARGEST, BACKWARD_LARGEST_OF_ALL, BACKWARD_LARGEST_OF_SOME
+from tbnum.explain.words import as_float
 from tbnum.log.columns import columns_named
 from tbnum.log.schema import Event
 
@@ -24,6 +26,7 @@ __all__ = [
     "nothing_is_spared",
     "spoiled_updates",
     "update_event",
+    "with_runaway",
 ]
 
 
@@ -72,6 +75,7 @@ class Since(NamedTuple):
     step: int
     after: int = -1  # `by_update`: they were finite after this step; -1: unknown
     by_update: bool = False  # by an update whose gradients were finite, not by non-finite gradients
+    runaway: Runaway | None = None  # among those updates: finite gradients that were too long
 
 
 class SpoiledParameters:
@@ -104,15 +108,18 @@ class SpoiledParameters:
             self._measured = (event.step, self._measured[0])
         if event.facts.params_nonfinite and self.since(event.step) is None and event.step > self._first_step:
             after = self._past.parameters_finite_after(event.step)
-            self._since = Since(event.step - 1, after, by_update=True)
+            self._since = self._by_update(after, event.step - 1)
             self.found.append(SpoiledUpdate(after, event.step - 1))
+
+    def _by_update(self, after: int, by: int) -> Since:
+        return Since(by, after, by_update=True, runaway=self._past.runaway(after, by))
 
     def since(self, step: int) -> Since | None:
         """As of the beginning of `step`."""
         while self._updates and self._updates[0].by < step:
             after, by = self._updates.pop(0)
             if self._since is None:
-                self._since = Since(by, after, by_update=True)
+                self._since = self._by_update(after, by)
         since = self._since
         if since is not None and since.step < step:
             written_after = since.after == since.step  # and not by the update of that step
@@ -150,9 +157,19 @@ def spoiled_updates(record: Record, norms: ParameterNorms, events: list[Known]) 
     return found
 
 
-def update_event(record: Record, update: SpoiledUpdate) -> Event:
+def update_event(record: Record, update: SpoiledUpdate, past: Past) -> Event:
     number = record.steps.get("step", np.empty(0, np.int64))
     row = int(np.searchsorted(number, update.by))
     there = row < len(number)
     wall_time = float(record.steps["wall_time"][row]) if there and "wall_time" in record.steps else float("nan")
-    return Event(update.by, wall_time, "nonfinite_update", data={"after_step": update.after, "by_step": update.by})
+    data = {"after_step": update.after, "by_step": update.by}
+    return with_runaway(Event(update.by, wall_time, "nonfinite_update", data=data), past)
+
+
+def with_runaway(event: Event, past: Past) -> Event:
+    """Of an update that made parameters non-finite, the gradients that had grown too long for it, if any."""
+    after, by = as_float(event.data.get("after_step")), as_float(event.data.get("by_step"))
+    found = past.runaway(-1 if math.isnan(after) else int(after), event.step if math.isnan(by) else int(by))
+    if found is None:
+        return event
+    return replace(event, data={**event.data, "runaway_step": found.step, "runaway_norm": found.norm})

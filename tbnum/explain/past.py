@@ -5,22 +5,47 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tbnum.explain.close_look import CloseLook, Gradients
 from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.words import as_float
-from tbnum.log.columns import StepColumn
+from tbnum.log.columns import StepColumn, columns_named
 
-__all__ = ["LivePast", "Past", "RecordedPast"]
+__all__ = ["LivePast", "Past", "RecordedPast", "Runaway", "runaway"]
 
 WINDOW = 50
 """How many steps back "recent" reaches."""
 
 HISTORY = 512
 """How many steps away is looked for what is rare, and usual all the same."""
+
+RUNAWAY = 2.0**63
+"""A gradient norm whose square float32 does not hold: what an optimizer makes of it need not be finite."""
+
+
+class Runaway(NamedTuple):
+    """A step whose gradients were finite, and beyond `RUNAWAY`."""
+
+    step: int
+    norm: float
+
+
+def runaway(steps: Mapping[str, np.ndarray], after: int, by: int) -> Runaway | None:
+    """The first one after step `after`, up to `by`."""
+    number = steps.get("step", np.empty(0, np.int64))
+    found: Runaway | None = None
+    for column, norms in columns_named(steps, "grad_norm"):
+        beyond = (number > after) & (number <= by) & (norms >= RUNAWAY)
+        nonfinite = steps.get(column.beside("nonfinite_tensors"))
+        if nonfinite is not None:
+            beyond &= ~(nonfinite > 0)
+        rows = np.flatnonzero(beyond)
+        if len(rows) and (found is None or number[rows[0]] < found.step):
+            found = Runaway(int(number[rows[0]]), float(norms[rows[0]]))
+    return found
 
 
 class Past(Protocol):
@@ -63,6 +88,10 @@ class Past(Protocol):
 
         None where nothing was measured that could say.
         """
+        ...
+
+    def runaway(self, after: int, by: int) -> Runaway | None:
+        """See `runaway`."""
         ...
 
 
@@ -128,6 +157,9 @@ class RecordedPast:
     def parameters_nonfinite(self, since: int, step: int) -> bool | None:
         return None if self._parameters is None else self._parameters.still_nonfinite(since, step)
 
+    def runaway(self, after: int, by: int) -> Runaway | None:
+        return runaway(self._steps, after, by)
+
 
 class LivePast:
     """The past of a run that goes on. Memory O(HISTORY), a step about a microsecond."""
@@ -139,6 +171,8 @@ class LivePast:
         self._columns: Sequence[str] = ()
         self._row: Sequence[Any] = ()
         self._newest = -1
+        self._norms: list[int] = []  # places of the gradient norms among the columns
+        self._runaway: Runaway | None = None
 
     def step(self, step: int, loss: float, skipped: bool, columns: Sequence[str] = (), row: Sequence[Any] = ()) -> None:
         finite = math.isfinite(loss)
@@ -146,7 +180,12 @@ class LivePast:
         self._rows += 1
         if finite:
             self._last_finite.append(step)
+        if columns is not self._columns:
+            self._norms = [at for at, name in enumerate(columns) if StepColumn.parse(name).name == "grad_norm"]
         self._newest, self._columns, self._row = step, columns, row
+        if self._runaway is None:
+            longest = max((as_float(row[at]) for at in self._norms), default=0.0)
+            self._runaway = Runaway(step, longest) if longest >= RUNAWAY else None
 
     def recent_losses(self, before: int) -> list[float]:
         losses = [loss for _, step, loss in self._recent if step < before][-WINDOW:]
@@ -178,3 +217,6 @@ class LivePast:
 
     def parameters_nonfinite(self, since: int, step: int) -> bool | None:
         return None
+
+    def runaway(self, after: int, by: int) -> Runaway | None:
+        return self._runaway if self._runaway is not None and after < self._runaway.step <= by else None

@@ -10,7 +10,7 @@ import numpy as np
 
 from tbnum.explain.record import Record
 
-__all__ = ["Rows", "sampled_rows", "scale_of"]
+__all__ = ["Rows", "norms_around", "sampled_rows", "scale_of"]
 
 
 class Rows(NamedTuple):
@@ -52,6 +52,25 @@ def sampled_rows(
             if table.reason == "interval":
                 tables.setdefault(table.optimizer, []).append((step, factor, table))
     return [_rows(optimizer, each, columns) for optimizer, each in tables.items()]
+
+
+def norms_around(record: Record, optimizer: str | None, step: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the tables next before a step and from it on: the tensors whose gradient was not zero, and its norm.
+
+    Empty without tables. Reads two.
+    """
+    tensors: Any = getattr(record, "tensors", None)
+    every = np.empty(0, np.int64) if tensors is None else tensors.steps_of("interval")
+    at = int(np.searchsorted(every, step))
+    if not 0 < at < len(every):
+        return {}, {}
+    found: list[dict[str, float]] = [{}, {}]
+    for norms, place in zip(found, (at - 1, at), strict=True):
+        for table in tensors.at(int(every[place]), ("grad_norm",)):
+            if table.reason == "interval" and table.optimizer == optimizer and "grad_norm" in table.columns:
+                values = table.columns["grad_norm"].tolist()
+                norms |= {name: norm for name, norm in zip(table.names, values, strict=True) if norm > 0}
+    return found[0], found[1]
 
 
 def scale_of(record: Record, steps: np.ndarray) -> np.ndarray:

@@ -111,7 +111,7 @@ class Rules:
     def __init__(
         self, past: Past, meta: Mapping[str, Any], first_step: int = 0, updates: Sequence[SpoiledUpdate] = ()
     ) -> None:
-        self._past = past
+        self.past = past
         self._count = Numbering.of(meta).count  # all that follows counts steps from the run's first one
         self.take_settings(meta)
         begin = self._count(first_step)
@@ -169,7 +169,7 @@ class Rules:
         scale = event.facts.loss_scale
         unscaled = not scale > 1
         # Without a scale a gradient has the range of its loss: it need not be a usual one.
-        usual = unscaled or not loss_stands_out(event.facts.loss, self._past.recent_losses(event.step))
+        usual = unscaled or not loss_stands_out(event.facts.loss, self.past.recent_losses(event.step))
         known = math.isfinite(event.facts.loss) and event.facts.loss_measured
         if known and usual and made_in_backward(self._gradients(event), 1.0 if unscaled else scale, unscaled):
             return StepVerdict("backward_nonfinite", None)
@@ -184,7 +184,7 @@ class Rules:
         # With several optimizers a step may have several skips; where not every step was logged, one reports several.
         before = self._skips - (at == self._last_skip) + event.facts.at_least - 1
         held = self._unskipped(at, self._change, self._change_skips, before)
-        recent = self._past.recent_losses(step)
+        recent = self.past.recent_losses(step)
         injected = self._injected[1] if self._injected and self._injected[0] == step else None
         self.parameters.measured(event)
         since = self.parameters.since(step)
@@ -269,7 +269,7 @@ class Rules:
             spoiled = (
                 injected
                 or (loss_stands_out(event.facts.loss, recent) and not self._loss_recurs(event, recent))
-                or self._norms_stand_out(event, self._past.norm_ratio(event.step, event.optimizer))
+                or self._norms_stand_out(event, self.past.norm_ratio(event.step, event.optimizer))
             )
             return "bad_batch" if spoiled else "growth_probe"
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
@@ -315,7 +315,7 @@ class Rules:
         facts = event.facts
         if not math.isnan(facts.nan):
             return Gradients(facts.nan, facts.inf, facts.largest_finite)
-        return self._past.gradients(event.step, event.optimizer)
+        return self.past.gradients(event.step, event.optimizer)
 
     def _note_held(self, scale: float, steps: int) -> None:
         """The scale held for so many unskipped steps."""
@@ -345,20 +345,20 @@ class Rules:
         usual = statistics.median(recent) if recent else 0.0
         if not usual > 0:
             return False
-        return is_of_the_tail(event.facts.loss / usual, self._past.heights("loss", event.step, None, after=after))
+        return is_of_the_tail(event.facts.loss / usual, self.past.heights("loss", event.step, None, after=after))
 
     def _norms_are_usual(self, event: Known) -> bool:
         """Where no gradient is finite, a scale that has never held for long is suspect enough."""
-        ratio = self._past.norm_ratio(event.step, event.optimizer)
+        ratio = self.past.norm_ratio(event.step, event.optimizer)
         return not self._norms_stand_out(event, ratio, after=True) and (
-            not math.isnan(ratio) or event.facts.loss_scale > self._held_long
+            not math.isnan(ratio) or not event.facts.loss_scale <= self._held_long
         )
 
     def _norms_stand_out(self, event: Known, ratio: float, after: bool = False) -> bool:
         """Whether the finite gradients are far longer than usual, and no others that were taken were as long."""
         if not ratio >= SPOILED_NORMS:
             return False
-        heights = self._past.heights("grad_norm", event.step, event.optimizer, after=after)
+        heights = self.past.heights("grad_norm", event.step, event.optimizer, after=after)
         return not is_of_the_tail(ratio, heights)
 
     def _is_probed(self, event: Known) -> bool:

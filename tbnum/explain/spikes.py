@@ -271,9 +271,30 @@ def spikes_in(record: Record, name: str) -> list[Spike]:
         taken = np.isfinite(values) if skipped is None else np.isfinite(values) & ~skipped.astype(bool)
         rows = np.flatnonzero(taken)
         finite = values if len(rows) == len(values) else values[rows]
-        described = [_described(record, column, rows, finite, each) for each in find_spikes(finite, LIMITS[name])]
+        places = find_spikes(finite, LIMITS[name])
+        if places and name == "loss":
+            places = _beyond_parts(record, rows, finite, places)
+        described = [_described(record, column, rows, finite, each) for each in places]
         found += _with_recurrence(described)
     return found
+
+
+def _beyond_parts(record: Record, rows: np.ndarray, loss: np.ndarray, found: list[Found]) -> list[Found]:
+    """Without those that are small against what the sum is of: losses of several optimizers against each other cancel.
+
+    `rows` (N,): where the values of `loss` stand in the record.
+    """
+    parts = [values for column, values in columns_named(record.steps, "loss") if column.optimizer is not None]
+    if len(parts) < 2:
+        return found
+    with np.errstate(invalid="ignore"):
+        whole = np.nansum(np.abs(np.stack(parts)), axis=0)[rows]
+    return [
+        each
+        for each in found
+        if loss[each.peak] - each.usual
+        > SPIKE_SHARE * float(np.median(whole[max(0, each.begin - BASELINE) : each.begin]))
+    ]
 
 
 def _with_recurrence(spikes: list[Spike]) -> list[Spike]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from tbnum.explain.began import module_of
 from tbnum.explain.finding import OF_THE_RUN, Finding
 from tbnum.explain.precision import underflow
 from tbnum.explain.rows import Rows, scale_of
 from tbnum.explain.thresholds import (
+    CLIPPED_TO,
     CURED_SHARE,
     EDGE_BINADES,
     GRADIENT_FADED,
@@ -165,7 +167,7 @@ def no_gradient(view: RunView) -> Iterator[Finding]:
         parts = [rows, *(part[rows.optimizer] for part in (view.early, view.middle) if rows.optimizer in part)]
         if any(part.names != rows.names for part in parts):
             continue
-        yield from _stopped(view, rows, parts[1:])
+        yield from _stopped(rows, parts[1:], meant)
         norms = np.concatenate([part.columns["grad_norm"] for part in parts])
         measured = np.concatenate([part.columns["param_norm"] for part in parts])
         some = ~np.isnan(norms).all(1)  # steps at which others had one
@@ -173,9 +175,10 @@ def no_gradient(view: RunView) -> Iterator[Finding]:
         names = [name for name in names_where(without, rows.names) if name not in meant]
         if np.count_nonzero(some) < 2 * TENSOR_ROWS_LEAST or not names:
             continue
+        invariant = _are_biases(names, rows.names, np.nan_to_num(norms).any(0), view.meta.get("parameters"))
         yield Finding(
             "no_gradient",
-            "warning" if known_frozen else "info",
+            "warning" if known_frozen and not invariant else "info",
             "Some parameters never get a gradient",
             f"{len(names)} of {count_text(len(rows.names), 'tensor')} ({_listed(names)}) had no gradient at any of "
             f"{np.count_nonzero(some)} steps looked at, up to {int(rows.steps[-1]):,}"
@@ -187,6 +190,12 @@ def no_gradient(view: RunView) -> Iterator[Finding]:
         )
 
 
+def _are_biases(names: Sequence[str], every: Sequence[str], learns: np.ndarray, shapes: Any) -> bool:
+    """Whether these are vectors of modules that learn: the loss does not depend on them, as an energy's own slope."""
+    modules = {module_of(name) for name, one in zip(every, learns.tolist(), strict=True) if one}
+    return all(_is_vector(name, shapes) and module_of(name) in modules for name in names)
+
+
 def _stand_still(norms: np.ndarray) -> np.ndarray:
     """(P,) bool: tensors whose own norm (R, P) is the same at all rows. Others are trained at steps in between."""
     known = ~np.isnan(norms).all(0)
@@ -194,7 +203,7 @@ def _stand_still(norms: np.ndarray) -> np.ndarray:
     return still
 
 
-def _stopped(view: RunView, rows: Rows, before: Sequence[Rows]) -> Iterator[Finding]:
+def _stopped(rows: Rows, before: Sequence[Rows], frozen: set[str]) -> Iterator[Finding]:
     """Parameters that had a gradient, and have none in the last quarter of the run."""
     had = np.any([(part.columns["grad_norm"] > 0).mean(0) > 0.5 for part in before], axis=0) if before else np.zeros(0)
     norms = rows.columns["grad_norm"]
@@ -203,12 +212,14 @@ def _stopped(view: RunView, rows: Rows, before: Sequence[Rows]) -> Iterator[Find
         return
     names = names_where(had & np.isnan(norms[some]).all(0) & _stand_still(rows.columns["param_norm"]), rows.names)
     if names:
+        asked = [name for name in names if name not in frozen]
         yield Finding(
             "no_gradient",
-            "info" if len(names) < len(rows.names) / 2 else "warning",
+            "info" if len(asked) < len(rows.names) / 2 else "warning",
             "Some parameters get no gradient any more",
             f"{len(names)} of {count_text(len(rows.names), 'tensor')} ({_listed(names)}) had a gradient earlier in the "
-            f"run, and none from step {int(rows.steps[0]):,} to {int(rows.steps[-1]):,}.",
+            f"run, and none from step {int(rows.steps[0]):,} to {int(rows.steps[-1]):,}"
+            + ("." if asked else ": they require none any more."),
             "Fine where they were frozen on purpose. Else look for a requires_grad switched off, a detach() or "
             "a branch that the loss no longer depends on.",
             OF_THE_RUN,
@@ -225,13 +236,18 @@ def vanishing(view: RunView) -> Iterator[Finding]:
         names = names_where(ratio <= VANISHED, rows.names)
         if names:
             least = min(names, key=lambda name: ratio[rows.names.index(name)])
+            shapes = view.meta.get("parameters") or {}
+            numbers = all(math.prod(shapes.get(name, (0,))) == 1 for name in names)
             yield Finding(
                 "tensors_vanish",
-                "warning",
+                "info" if numbers else "warning",
                 "Some parameters shrink to nothing",
                 f"{count_text(len(names), 'tensor')} ({_listed(names)}): the norm of {least} is "
                 f"{ratio[rows.names.index(least)]:.2g} times that of the run's beginning.",
-                "Lower the weight decay of these tensors, or leave them out of it: their gradients do not outweigh it.",
+                "Fine where a gate or a temperature passes 0."
+                if numbers
+                else "Lower the weight decay of these tensors, or leave them out of it: their gradients do not "
+                "outweigh it.",
                 OF_THE_RUN,
             )
 
@@ -277,7 +293,8 @@ def _update_ratios(view: RunView, rows: Rows) -> Iterator[Finding]:
     norms = _median(columns["grad_norm"])
     # The bias before a normalization has no slope: its gradient is what rounding leaves.
     rounding = vector & (norms <= ROUNDING_GRADIENT * np.nanmax(norms, initial=0.0))
-    low = names_where((ratio <= UPDATE_RATIO_LOW) & enough & ~rounding, rows.names)
+    tiny = (ratio <= UPDATE_RATIO_LOW) & ~_came_to_rest(view, rows) & ~((ratio == 0) & _has_zero_rate(view, rows))
+    low = names_where(tiny & enough & ~rounding, rows.names)
     if high:
         worst = max(high, key=lambda name: ratio[rows.names.index(name)])
         yield Finding(
@@ -298,9 +315,39 @@ def _update_ratios(view: RunView, rows: Rows) -> Iterator[Finding]:
             "Steps are tiny against the parameters",
             f"{count_text(len(low), 'tensor')} ({_listed(low)}): a step changes {least} by "
             f"{ratio[rows.names.index(least)]:.2g} of its own norm; about 0.001 is usual, and float32 rounds at 6e-8.",
-            "Raise the learning rate of these tensors, or keep them in float32 if they are not.",
+            "Raise the learning rate of these tensors, or keep them in float32 if they are not."
+            + _clip_text(view, rows),
             OF_THE_RUN,
         )
+
+
+def _clip_text(view: RunView, rows: Rows) -> str:
+    """What clipping has to do with steps that are tiny."""
+    coefficient = view.steps.get(StepColumn(rows.optimizer, "clip_coef").full)
+    at = np.minimum(np.searchsorted(view.number, rows.steps), len(view.number) - 1)
+    known = np.empty(0) if coefficient is None else coefficient[at][np.isfinite(coefficient[at])]
+    if not len(known) or not np.median(known) <= CLIPPED_TO:
+        return ""
+    return f" Clipping leaves {float(np.median(known)):.2g} of the gradients: raise max_norm first."
+
+
+def _came_to_rest(view: RunView, rows: Rows) -> np.ndarray:
+    """(P,) bool: tensors whose steps were of a usual length before, by more than learning rates that count can differ:
+    their gradient shrank, as where the loss has come down to 0."""
+    rested = np.zeros(len(rows.names), bool)
+    for part in (view.early.get(rows.optimizer), view.middle.get(rows.optimizer)):
+        if part is not None and part.names == rows.names:
+            before = _median(part.columns["update_norm"]) / _positive(_median(part.columns["param_norm"]))
+            rested |= before >= UPDATE_RATIO_LOW / LR_IDLE**2
+    return rested
+
+
+def _has_zero_rate(view: RunView, rows: Rows) -> bool:
+    """Whether a group of the optimizer stands still, for which another rule has a word."""
+    at = np.minimum(np.searchsorted(view.number, rows.steps), len(view.number) - 1)
+    return any(
+        (lr[at] == 0).all() for column, lr in columns_named(view.steps, "lr") if column.optimizer == rows.optimizer
+    )
 
 
 def _trained(view: RunView, rows: Rows) -> np.ndarray:

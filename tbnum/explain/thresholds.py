@@ -43,6 +43,9 @@ CLIPPED_ALWAYS = 0.95
 CLIPPED_NEVER = 0.0001
 """Down to this share, the threshold guards against something that does not come."""
 
+CLIPPED_TO = 0.1
+"""Share of the gradients, down to which a clip takes part in steps that are tiny against the parameters."""
+
 CLIP_STEPS = 100
 """Fewer steps say nothing about clipping."""
 
@@ -77,6 +80,10 @@ Something else was learned first: other data, other parameters."""
 FAR_DEVIATIONS, FAR_TIMES = 64.0, 10.0
 """Robust deviations above the usual, and times the usual itself, that a spike lies far beyond anything usual. Only one
 that lasted more than `ONE_STEP`: the highest of many heavy-tailed values lies as far, for a step."""
+
+RAN_AWAY, RAN_AWAY_STEPS = 100.0, 3
+"""Times the usual that the loss or a gradient norm was at one of so many steps right before a loss that is not finite:
+training ran away. A single batch is as high now and then; right before such a step it is no chance."""
 
 NORM_ROSE = 3.0
 """A gradient norm this many times the usual one, within `BEFORE` steps, counts as what preceded a spike."""
