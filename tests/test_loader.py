@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import random
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -347,6 +348,30 @@ def test_whatever_a_loop_does_with_its_batches_no_id_is_wrong(seed: int, with_mo
 
 
 # -- what stays as it was ----------------------------------------------------------------------------------------------
+
+
+def in_random_order(loader: Iterable[Any], order: random.Random) -> Iterator[Any]:
+    batches = list(loader)
+    yield from order.sample(batches, len(batches))
+
+
+def replayed(loader: Iterable[Any], order: random.Random) -> Iterator[Any]:
+    """Of each batch that is read, one of all that were."""
+    kept: list[Any] = []
+    for batch in loader:
+        kept.append(batch)
+        yield order.choice(kept)
+
+
+@pytest.mark.parametrize("used", [in_random_order, replayed])
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_that_are_used_in_an_order_of_their_own_have_no_wrong_ids(used: Any, seed: int) -> None:
+    loader = DataLoader(data, batch_size=2, shuffle=True)
+    loop = Loop(loader, with_model=True)
+    for epoch in range(2):
+        for batch in used(loader, random.Random(seed + 10 * epoch)):
+            loop.step(batch)
+    assert loop.is_never_wrong()
 
 
 def test_nothing_is_left_in_torch_after_the_last_release() -> None:

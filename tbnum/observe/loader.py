@@ -321,6 +321,8 @@ class BatchIds:
             epoch.unused.popleft()
         if epoch.unused and epoch.unused[0][0] == matched:
             self._gathered.append(epoch.unused.popleft()[1])
+        else:
+            self._reads_in_chunks = True  # and uses them in an order of its own: nothing follows from theirs
         self._lag = epoch.lag = epoch.yielded - 1 - matched
 
     def _cannot_know(self, epoch: _Epoch) -> None:
