@@ -154,6 +154,14 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/explain/tensor_findings.py",
         "powers = range(math.floor(math.log2(now)) & 1, 127)",
     ): "a lower scale loses more, so that none of them is the first that loses little",
+    (
+        "tbnum/log/ranks.py",
+        "if own[0] == step[0] and own[count - 1] == step[count >> 1] and np.array_equal(own[:count], step[:count]):",
+    ): "a short cut: without it the same is found step by step",
+    (
+        "plugins/tensorboard_plugin_tbnum/tables.py",
+        "if rows < limit:",
+    ): "as many as may be shown are all of them",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""

@@ -19,11 +19,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
 from tbnum.explain import _Attempts, explain_run, findings
-from tbnum.explain.curve_findings import _frequent
+from tbnum.explain.curve_findings import _frequent, _what_preceded
 from tbnum.explain.kinds import _buffers_since, _buffers_whole
 from tbnum.explain.level_findings import _levels, _loss_fell, _lr_text, _noise_of_levels
 from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.predict import next_overflow
+from tbnum.explain.ranks import _uneven
 from tbnum.explain.repeats import _last_loss_was_finite
 from tbnum.explain.spikes import BACK_DEVIATIONS, BACK_ERRORS, LIMITS, NEXT, STRIDE, SpikeFacts, find_spikes
 from tbnum.explain.thresholds import BASELINE
@@ -51,6 +52,7 @@ from tbnum.observe.landing import _share
 from tbnum.observe.loader import _same, checked_ids
 from tbnum.observe.nonfinite import Operations
 from tbnum.observe.origin import WatchedRun
+from tbnum.observe.sentinels import Sentinels
 from tbnum.observe.shards import Parts
 from tbnum.observe.variables import _is_scheduler
 from tensorboard_plugin_tbnum import impl, runs
@@ -212,6 +214,26 @@ def test_buffers_are_whole_in_a_checkpoint_from_before_the_step_that_spoiled_the
         assert _buffers_whole(seen) == f" from before step {words}"
 
 
+@pytest.mark.parametrize(("skip", "words"), [(368, "1 skip (bad_batch)"), (367, "nothing in the record")])
+def test_a_skip_led_to_a_spike_where_it_was_at_most_32_steps_before(skip: int, words: str) -> None:
+    events = [Event(skip, 0.0, "skip", cause="bad_batch")]
+    view = RunView(FakeRun({"step": np.arange(500), "loss": np.ones(500)}), events)
+    spike: Any = SimpleNamespace(step=400, lasting=False)
+    assert _what_preceded(view, spike)[0] == words
+
+
+def test_two_ranks_of_which_one_took_a_step_more_are_uneven() -> None:
+    def ranks(*lasts: int, present: tuple[int, ...] = (0, 1)) -> Any:
+        by_rank = {
+            rank: SimpleNamespace(is_whole=True, last_step=last, ended="closed") for rank, last in enumerate(lasts)
+        }
+        return SimpleNamespace(sessions=[SimpleNamespace(by_rank=by_rank)], present=present)
+
+    (finding,) = _uneven(ranks(9, 10))
+    assert "rank 0 ended after step 9, rank 1 after step 10. From step 10 on the columns are" in finding.evidence
+    assert not list(_uneven(ranks(10, 10)))
+
+
 @pytest.mark.parametrize("count", [500, 503, 1001])
 def test_the_last_stretch_of_losses_whose_level_is_taken_ends_with_the_record(count: int) -> None:
     loss = 2 + np.random.default_rng(count).standard_normal(count)
@@ -347,6 +369,15 @@ def test_norms_of_tensors_are_divided_by_a_scale_of_ones_own_that_is_two(tmp_pat
     run = tbnum.read(tmp_path)["."]
     np.testing.assert_allclose(run.tensors["grad_norm"][2], math.sqrt(3), rtol=1e-6)
     np.testing.assert_allclose(run.steps["grad_norm"], math.sqrt(3), rtol=1e-6)
+
+
+def test_a_tensor_that_was_written_to_in_place_is_measured_again() -> None:
+    sentinels, tensor = Sentinels({"": nn.Linear(2, 2)}), torch.ones(3)
+    first = sentinels._measured(tensor)
+    assert first is not None and sentinels._measured(tensor) is first
+    tensor.mul_(5.0)
+    again = sentinels._measured(tensor)
+    assert again is not None and again.tolist() != first.tolist()
 
 
 def test_operations_behind_a_loss_are_those_nearest_to_it_first() -> None:

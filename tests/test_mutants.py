@@ -32,8 +32,11 @@ def left(value):
 def coverage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Coverage:
     (tmp_path / "module.py").write_text(MODULE)
     (tmp_path / "user.py").write_text(USER)
+    for name, text in (("module", ""), ("more", "from module import LIMIT\n"), ("user", "LIMITS = 3\n")):
+        (tmp_path / f"test_{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     seconds = {"test_module.py::test_over": 2.0, "test_more.py::test_over_too": 0.1, "test_user.py::test_left": 1.0}
+    seconds["test_more.py::test_limit"] = 0.2
     over = {"test_module.py::test_over", "test_more.py::test_over_too"}
     return Coverage(seconds, {"module.py": {5: over}, "user.py": {4: {"test_user.py::test_left"}}})
 
@@ -48,8 +51,10 @@ def test_a_signature_shows_in_the_body(coverage: Coverage) -> None:
     assert coverage.of_fault(Path("module.py"), 4, 4) == coverage.of_fault(Path("module.py"), 5, 5)
 
 
-def test_a_constant_shows_wherever_it_is_used(coverage: Coverage) -> None:
-    assert "test_user.py::test_left" in coverage.of_fault(Path("module.py"), 1, 1)
+def test_a_constant_shows_wherever_it_is_used_and_in_the_tests_that_read_it(coverage: Coverage) -> None:
+    chosen = coverage.of_fault(Path("module.py"), 1, 1)
+    assert {"test_user.py::test_left", "test_more.py::test_limit"} <= set(chosen)
+    assert "test_more.py::test_limit" not in coverage.of_fault(Path("module.py"), 5, 5)
 
 
 def test_no_more_run_than_there_is_time_for(coverage: Coverage, monkeypatch: pytest.MonkeyPatch) -> None:

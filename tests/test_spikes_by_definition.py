@@ -436,4 +436,21 @@ def test_live_a_spike_is_known_as_soon_as_eight_values_show_it_and_nothing_is_ke
             known[event.step] = step
     assert known == {100: 107}
     assert [event.step for event in live.new()] == [2900] and live.new() == []
-    assert len(live._values) == 6 * 64
+    assert len(live._values) == 6 * 64 and [event.step for event in live._known] == [2900]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_half_of_a_block_is_mostly_above_what_more_than_half_of_it_is_above(seed: int) -> None:
+    blocks = np.random.default_rng(seed).integers(0, 4, (200, 32)).astype(float)
+    over = np.full(200, 1.0)
+    halves = ((block[:16], block[16:]) for block in blocks)
+    expected = [any(sum(value > 1 for value in half) > 8 for half in both) for both in halves]
+    assert spikes_of._mostly(blocks, over).tolist() == expected and len(set(expected)) == 2
+
+
+def test_a_single_value_is_a_spike_beyond_so_many_deviations_and_not_at_them() -> None:
+    loss = np.where(np.arange(160) % 2, 1.0, -1.0)  # around 0, of which no share is above it
+    border = LIMITS["loss"].alone * 1.4826
+    for value, found in ((border, []), (np.nextafter(border, INF), [100])):
+        loss[100] = value
+        assert [spike.begin for spike in find_spikes(loss, LIMITS["loss"])] == found
