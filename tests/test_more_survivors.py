@@ -26,7 +26,16 @@ from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.predict import next_overflow
 from tbnum.explain.ranks import _uneven
 from tbnum.explain.repeats import _last_loss_was_finite
-from tbnum.explain.spikes import BACK_DEVIATIONS, BACK_ERRORS, LIMITS, NEXT, STRIDE, SpikeFacts, find_spikes
+from tbnum.explain.spikes import (
+    BACK_DEVIATIONS,
+    BACK_ERRORS,
+    LIMITS,
+    NEXT,
+    STRIDE,
+    SpikeFacts,
+    find_spikes,
+    spike_events,
+)
 from tbnum.explain.thresholds import BASELINE
 from tbnum.explain.totals import wasted_seconds
 from tbnum.explain.view import RunView
@@ -47,6 +56,7 @@ from tbnum.log.tensors import TensorTable, _rounded_shares, encode_tables
 from tbnum.log.tensors_ranks import _RankSeries
 from tbnum.log.tensors_writer import TensorsWriter
 from tbnum.log.writer import LogWriter
+from tbnum.measure.change import changes_of
 from tbnum.observe.gradients import operations_behind
 from tbnum.observe.landing import _share
 from tbnum.observe.loader import _same, checked_ids
@@ -222,6 +232,18 @@ def test_a_skip_led_to_a_spike_where_it_was_at_most_32_steps_before(skip: int, w
     assert _what_preceded(view, spike)[0] == words
 
 
+@pytest.mark.parametrize(("note", "is_noted"), [(267, False), (268, True), (301, True), (302, False)])
+def test_a_note_is_about_a_spike_at_most_32_steps_after_it_or_one_before(
+    note: int, is_noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tbnum.explain.spikes.data_of", lambda spike, number: {"noted": spike.noted})
+    loss = 1 + 0.01 * np.random.default_rng(0).standard_normal(500)
+    loss[300] = 9.0
+    steps = {"step": np.arange(500), "wall_time": np.arange(500.0), "loss": loss}
+    (spike,) = spike_events(FakeRun(steps, [Event(note, 0.0, "annotation", data={"text": "another data set"})]))
+    assert (spike.step, spike.data["noted"]) == (300, is_noted)
+
+
 def test_two_ranks_of_which_one_took_a_step_more_are_uneven() -> None:
     def ranks(*lasts: int, present: tuple[int, ...] = (0, 1)) -> Any:
         by_rank = {
@@ -369,6 +391,12 @@ def test_norms_of_tensors_are_divided_by_a_scale_of_ones_own_that_is_two(tmp_pat
     run = tbnum.read(tmp_path)["."]
     np.testing.assert_allclose(run.tensors["grad_norm"][2], math.sqrt(3), rtol=1e-6)
     np.testing.assert_allclose(run.steps["grad_norm"], math.sqrt(3), rtol=1e-6)
+
+
+def test_the_change_of_parameters_has_no_graph() -> None:
+    parameters = [nn.Parameter(torch.ones(3))]
+    (change,) = changes_of([torch.full((3,), 5.0)], parameters)
+    assert not change.requires_grad and change.tolist() == [4.0] * 3
 
 
 def test_a_tensor_that_was_written_to_in_place_is_measured_again() -> None:

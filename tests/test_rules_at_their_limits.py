@@ -420,6 +420,11 @@ def test_parameters_that_start_at_zero_have_no_size_that_a_step_could_rewrite() 
     three = View(param_norm=every(3, [1.0, 4.0, 4.0]), update_norm=every(3, [0.9, 0.1, 0.1]))
     assert only(levels.first_updates, three) is None
     assert only(levels.first_updates, View(param_norm=every(4, [1.0, 4.0, 4.0, 4.0]), update_norm=every(4, [0.9] * 4)))
+    for first in (np.full(400, NAN), np.ones(400), every(8, [1.0, *[1.5] * 7])):  # of another optimizer
+        other = {"a/param_norm": first, "a/update_norm": np.where(np.isfinite(first), 1e-3, NAN)}
+        two = {"b/param_norm": every(4, [1.0, 4.0, 4.0, 4.0]), "b/update_norm": every(4, [0.9] * 4)}
+        got = only(levels.first_updates, View(**other, **two))
+        assert got is not None and "the parameters of b by" in got.evidence
     later = np.array([1.0, 1.0, *[9.0] * 6])  # only in the first quarter
     assert only(levels.first_updates, View(param_norm=every(8, later), update_norm=every(8, [0.5] * 8))) is None
 
@@ -581,6 +586,7 @@ def test_a_tensor_that_moves_by_more_than_its_decay_is_trained_between_the_rows(
     assert not trained([2, 1, 1, 1], [0, 0, 0, 0])  # the last three rows count
     assert not trained([1, 1, 0.9, 0.81], [0.005] * 4) and trained([1, 1, 0.88, 0.77], [0.005] * 4)
     assert not trained([NAN, NAN, NAN, 1.5], [0, 0, 0, 0])
+    assert trained([1, 1.5, 1.5, 1.5], [0, 0, 0, NAN])  # of those that measured both
 
 
 def test_with_adam_a_step_beyond_the_decay_shows_that_a_tensor_is_trained() -> None:
