@@ -228,7 +228,7 @@ def test_buffers_are_whole_in_a_checkpoint_from_before_the_step_that_spoiled_the
 def test_a_skip_led_to_a_spike_where_it_was_at_most_32_steps_before(skip: int, words: str) -> None:
     events = [Event(skip, 0.0, "skip", cause="bad_batch")]
     view = RunView(FakeRun({"step": np.arange(500), "loss": np.ones(500)}), events)
-    spike: Any = SimpleNamespace(step=400, lasting=False)
+    spike: Any = SimpleNamespace(step=400, lasting=False, back_after=1)
     assert _what_preceded(view, spike)[0] == words
 
 
