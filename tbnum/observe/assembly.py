@@ -168,10 +168,9 @@ class Assembly:
         if scales is None:
             return
         old, new = scales
+        if new == old:  # a scale that is to stay may be set at each update
+            return
+        kind = "scale_growth" if new > old else "scale_backoff"
         if pending.scale_was_set:
             kind = "scale_set"
-        elif new != old:
-            kind = "scale_growth" if new > old else "scale_backoff"
-        else:
-            return
         self._on_observation(Observation(kind, pending.step, pending.wall_time, {"old_scale": old, "new_scale": new}))

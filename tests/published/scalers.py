@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -325,6 +326,23 @@ def a_scale_set_by_the_user_every_four_steps(tape: Tape) -> None:
         scaler.update(2.0 ** (9 + number // 4) if number % 4 == 3 else None)
         optimizer.zero_grad()
     tape.keep(model, optimizer, scaler)
+
+
+@published()
+def a_scale_that_is_to_stay_is_set_at_each_update(tape: Tape) -> None:
+    """MMEngine's static scale: `update` gets the same number each time, and skips are skips."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = scaler_for_cpu(512.0)
+    tape.wrap(optimizer, scaler, model=model)
+    for number, (x, y) in enumerate(data()):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y) * (math.inf if number == 9 else 1)
+        scaler.scale(loss).backward()
+        tape.attempt(loss, float64_norm(model, 512.0), skipped=number == 9, loss_scale=512.0)
+        scaler.step(optimizer)
+        scaler.update(512.0)
+    tape.keep(model, scaler)
 
 
 @published(events=FOUND)
