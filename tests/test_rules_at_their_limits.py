@@ -170,6 +170,49 @@ def test_another_size_of_the_gradients_is_an_information_where_other_tensors_hav
     assert severity(levels.norm_level, View(grad_norm=jump())) == "warning"
 
 
+def test_gradients_of_another_size_after_a_jump_of_the_loss_come_from_it() -> None:
+    for at, grave, expected in (
+        (198, True, "info"),
+        (168, True, "info"),
+        (199, True, "warning"),  # at once, as where the loss is multiplied
+        (167, True, "warning"),
+        (198, False, "warning"),
+    ):
+        view = View(grad_norm=jump())
+        view.spikes = [SpikeFacts(at, at, 9.0, 1.0, None, grave, grave, False, False)]
+        assert severity(levels.norm_level, view) == expected
+    view.spikes = [SpikeFacts(190, 190, 9.0, 1.0, None, True, True, False, False)]
+    found = only(levels.norm_level, view)
+    assert found is not None and "the loss had jumped at step 190" in found.evidence and "micro" not in found.remedy
+
+
+def test_gradients_of_another_size_after_one_that_was_far_longer_come_from_it() -> None:
+    for at, length, expected in (
+        (199, 32.1, "info"),
+        (199, 32.0, "warning"),
+        (192, 99.0, "info"),
+        (191, 99.0, "warning"),
+    ):
+        norms = jump()
+        norms[at] = length
+        found = only(levels.norm_level, View(grad_norm=norms))
+        assert found is not None and found.severity == expected
+        assert ("a gradient was far longer at step" in found.evidence) == (expected == "info")
+    norms = jump(factor=1 / 8)
+    norms[199] = 10.1
+    assert severity(levels.norm_level, View(grad_norm=norms)) == "info"
+    norms[199] = 9.9
+    assert severity(levels.norm_level, View(grad_norm=norms)) == "warning"
+
+
+def test_micro_batches_whose_gradients_are_thrown_away_are_not_added_up() -> None:
+    count = np.where(np.arange(400) < 200, 8.0, 1.0)
+    for at, there in ((None, True), (200, False), (232, False), (199, True), (233, True)):
+        events = [] if at is None else [Event(at, 0.0, "gradients_discarded")]
+        view = View(loss=count / 8, micro_batches=count, events=events)
+        assert (only(levels.losses_added_up, view) is not None) == there
+
+
 def test_norms_of_skipped_steps_and_those_that_are_zero_or_not_finite_are_no_level() -> None:
     norms = jump().repeat(2)
     skipped = np.arange(800) % 2 == 1

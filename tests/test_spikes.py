@@ -281,6 +281,16 @@ def test_a_loss_that_was_high_for_many_steps_is_no_single_batchs_doing(steps: in
     assert remedy.startswith("Look at the batch of step 400" if batch else "If the data or the objective changed")
 
 
+@pytest.mark.parametrize(("growth", "named"), [(1.005, True), (1.003, False)])
+def test_a_learning_rate_that_rose_slowly_before_a_spike_is_named(growth: float, named: bool):
+    run = columns()
+    run["lr"] = 1e-3 * growth ** np.arange(len(run["step"]))
+    run["loss"][400:] = 9.0
+    found = reported(run)["loss_spike"]
+    assert ("the learning rate rose from" in found.evidence) == named
+    assert ("learning rate" in found.remedy) == named
+
+
 def test_losses_against_each_other_have_a_spike_where_it_is_one_of_theirs():
     random = np.random.default_rng(0)
     gain = 1 + 0.05 * random.standard_normal(2000)

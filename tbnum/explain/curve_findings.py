@@ -80,6 +80,10 @@ def _what_preceded(view: RunView, spike: SpikeFacts) -> tuple[str, str]:
         if words is not None:
             reported.append(words[0])
             remedies.append(words[1])
+    if not remedies:
+        slowly = _rate_rose_slowly(view, step)
+        reported += [slowly[0]] if slowly else []
+        remedies += [slowly[1]] if slowly else []
     near = [event for event in view.events if step - BEFORE <= event.step <= step]
     skips = [event for event in near if event.kind == "skip"]
     if skips:
@@ -97,6 +101,19 @@ def _what_preceded(view: RunView, spike: SpikeFacts) -> tuple[str, str]:
     return "; ".join(reported), " ".join(
         dict.fromkeys(remedies)
     ) or f"Look at the batch of step {step:,} in that light."
+
+
+def _rate_rose_slowly(view: RunView, step: int) -> tuple[str, str] | None:
+    """A learning rate that is the highest so far, and grew by half over more steps than `BEFORE`."""
+    row = int(np.searchsorted(view.number, step))
+    for column, lr in columns_named(view.steps, "lr"):
+        first = lr[max(0, row - 4 * BEFORE)]
+        if not column.group and row and lr[row] >= np.nanmax(lr[:row]) and lr[row] > LR_ROSE * first > 0:
+            whose = f" of {column.optimizer}" if column.optimizer else ""
+            since = f"{number_text(float(first))} to {number_text(float(lr[row]))} since step"
+            text = f"the learning rate{whose} rose from {since} {int(view.number[max(0, row - 4 * BEFORE)]):,}"
+            return text, "Lengthen the warm-up or lower the peak of the learning rate."
+    return None
 
 
 _EVENTS = (

@@ -18,6 +18,7 @@ from tbnum.explain.thresholds import (
     LEVEL_STEPS,
     LEVEL_TIMES,
     LR_ROSE,
+    NORM_EXPLODED,
     REWRITTEN,
     ROSE_LEAST,
     ROSE_NOISE,
@@ -224,25 +225,42 @@ def norm_level(view: RunView) -> Iterator[Finding]:
         whose += "" if column.name == "grad_norm" else " that the optimizer got"
         noted = any(event.kind == "annotation" and abs(event.step - step) <= BEFORE for event in view.events)
         eased = after < before and _loss_fell(view, row)
+        blow = _blow(view, rows, norms, at, max(NORM_EXPLODED * before, LEVEL_TIMES * after))
         others = _others_take_part(view, column.optimizer, step, after / before)
+        more = ""
+        remedy = (
+            f"Look at what changed at step {step:,}: the number of micro-batches a step (divide each loss by it), the "
+            "reduction of the loss, a new term of it, the batch size, a checkpoint. Adam hides a constant factor; "
+            "clipping and weight decay do not."
+        )
+        if others:
+            more = "; other tensors have a gradient than before, and of those of both it did not change with it"
+            remedy = (
+                "Fine where parameters were frozen or unfrozen on purpose. Else look at what parts them from the loss."
+            )
+        elif blow is not None:
+            more = f"; {blow[1]} at step {blow[0]:,}"
+            remedy = f"Look at step {blow[0]:,} and those before it: the parameters are others since."
         yield Finding(
             "norm_level",
-            "info" if noted or eased or others else "warning",
+            "info" if noted or eased or more else "warning",
             "The gradients have another size from one step on",
             f"The gradient norm{whose} was {number_text(before)} up to step {step - 1:,} and is {number_text(after)} "
-            f"since, {after / before:.2g} times as large"
-            + (
-                "; other tensors have a gradient than before, and of those of both it did not change with it."
-                if others
-                else "."
-            ),
-            "Fine where parameters were frozen or unfrozen on purpose. Else look at what parts them from the loss."
-            if others
-            else f"Look at what changed at step {step:,}: the number of micro-batches a step (divide each loss by it), "
-            "the reduction of the loss, a new term of it, the batch size, a checkpoint. Adam hides a constant factor; "
-            "clipping and weight decay do not.",
+            f"since, {after / before:.2g} times as large{more}.",
+            remedy,
             steps_of([step - 1, step]),
         )
+
+
+def _blow(view: RunView, rows: np.ndarray, norms: np.ndarray, at: int, high: float) -> tuple[int, str] | None:
+    """Where and what may have made the parameters others, up to the norm `at` one of the `rows`: a jump of the loss,
+    or a gradient that was far longer than those before and after it."""
+    step, recent = int(view.number[rows[at]]), rows[max(0, at - BLOCK_LEAST) : at + 1]
+    spikes = [spike.step for spike in view.spikes if spike.grave and step - BEFORE <= spike.step < step - 1]
+    if spikes:
+        return spikes[0], "the loss had jumped"
+    longest = int(recent[int(np.argmax(norms[recent]))])
+    return (int(view.number[longest]), "a gradient was far longer") if norms[longest] > high else None
 
 
 def _others_take_part(view: RunView, optimizer: str | None, step: int, times: float) -> bool:
@@ -364,6 +382,8 @@ def losses_added_up(view: RunView) -> Iterator[Finding]:
         if not ADDED_WITHIN[0] <= grew / (many / few) <= ADDED_WITHIN[1]:
             continue
         step = int(view.number[rows[at]])
+        if any(step <= event.step <= step + BLOCK for event in view.of("gradients_discarded")):
+            continue  # all but the last do not count since
         yield Finding(
             "losses_added_up",
             "warning",
