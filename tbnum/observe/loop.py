@@ -179,7 +179,8 @@ class Loop(Watcher):
         track.endings.append(False)
         if track.discarded or track.discarding:
             self._counts_discarded(track, attempt)
-        track.sides, track.usual_sides, track.ended = 0, track.sides, 0
+        track.usual_sides, track.last_sides = min(track.sides, track.last_sides), track.sides
+        track.sides = track.ended = 0
         track.unused_backwards, track.never_stepped = 0, False
         track.takes_norms = attempt.norm_taken
         for loss in attempt.backwards:

@@ -7,6 +7,7 @@ was held back by its scaler, and that `scaler.update()` will close. `TABLE` says
 from __future__ import annotations
 
 import enum
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -160,7 +161,8 @@ class Track:
         self.takes_norms = False  # before it steps, to decide whether to
         self.unseen_writes = UnseenWrites()
         self.sides = 0  # attempts on the side since the last that counted
-        self.usual_sides = 0  # likewise, before the last step
+        self.last_sides = sys.maxsize  # likewise, before the last step; none before the first
+        self.usual_sides = 0  # before each of the last two
         self.ended = 0  # attempts without a step since the last step, whatever they were
         self.discarded: list[tuple[Loss, str]] = []  # whose gradients went since the last step, and from where
         self.discarding = 0  # steps in a row before which some were

@@ -149,7 +149,7 @@ class Noted:
         (track,) = self._loop.tracks.values()
         if track.attempts < self._attempts:
             track.endings.extend([False] * (self._attempts - track.attempts))
-            track.unused_backwards = track.usual_sides = 0
+            track.unused_backwards = track.usual_sides = track.last_sides = 0
         track.attempts, track.used, track.last_seen = self._attempts, self._used, self._ids or self._used[0]
         track.clips_after_unscale = self._clips_after
         optimizer = self._optimizer()

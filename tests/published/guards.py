@@ -54,6 +54,29 @@ def the_norm_is_not_finite_zero_at_the_beginning(tape: Tape) -> None:
 
 
 @published(cause=GIVEN_UP)
+def the_loss_is_not_finite_right_after_adversarial_inputs(tape: Tape) -> None:
+    """Every fourth batch is made adversarial, and the one after is spoiled once."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    tape.wrap(optimizer, model=model)
+    for number, (x, y) in enumerate(data(32)):
+        if number % 4 == 0:
+            x.requires_grad_()
+            nn.functional.mse_loss(model(x), y).backward()
+            assert x.grad is not None
+            x = (x + 0.1 * x.grad.sign()).detach()
+            optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y) * (math.inf if number in (13, 25) else 1)
+        loss.backward()
+        skipped = not math.isfinite(loss.item())
+        tape.attempt(loss, OrUnknown(float64_norm(model)), skipped=skipped)
+        if not skipped:
+            optimizer.step()
+        optimizer.zero_grad()
+    tape.keep(model)
+
+
+@published(cause=GIVEN_UP)
 def the_norm_is_not_finite_zero_before_backward(tape: Tape) -> None:
     norm_guard(tape, zero="before backward")
 
