@@ -174,6 +174,24 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "tbnum/observe/gradients.py",
         "if self.tensors and self.versions[- 0] >= 0 and self.tensors[-1]._version == self.versions[-1] + 1:",
     ): "a tensor that has no version is not one above it either",
+    ("tbnum/log/dashboards.py", "counts = np.asarray(row.counts[0, ZERO | 1 : INF], np.float64)"): "ZERO is 0",
+    (
+        "tbnum/log/folder.py",
+        "return parse_name(path.name).unix_ms, - 2 if start is None else start, path.name",
+    ): "no step is below 0",
+    ("tbnum/observe/scaled.py", "while len(_entries) >= _REMEMBERED:"): "how many are remembered",
+    ("tbnum/observe/clipping.py", "if name is _BY_VALUE:"): "a constant",
+    (
+        "tbnum/explain/spikes.py",
+        "deviation = np.where(deviation != 0, deviation, _rare(windows, middle)[some, None])",
+    ): "no deviation is below 0",
+    ("tbnum/explain/causes.py", 'were = "was" if facts.at_least <= 1 else "were"'): "a skip stands for one at least",
+    ("tbnum/observe/origin.py", 'if first.place is "input":'): "constants, each a single string",
+    (
+        "tbnum/explain/nonfinite.py",
+        "self._measured = (not 1, -1)  # steps at whose beginning they were found non-finite: the last one, "
+        "one before it",
+    ): "that they were so at step 0 would say something of step 1 alone, before which nothing is known",
     ("tbnum/log/inferred.py", "/,"): "whether arguments may be given by name: nobody gives these otherwise than here",
 }
 """Survivors that no test can notice: module and the line as it is changed, and why."""

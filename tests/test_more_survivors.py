@@ -23,6 +23,7 @@ from tbnum.explain.curve_findings import _frequent, _what_preceded
 from tbnum.explain.kinds import _buffers_since, _buffers_whole
 from tbnum.explain.level_findings import _levels, _loss_fell, _lr_text, _noise_of_levels
 from tbnum.explain.parameters import ParameterNorms
+from tbnum.explain.past import LivePast
 from tbnum.explain.predict import next_overflow
 from tbnum.explain.ranks import _uneven
 from tbnum.explain.repeats import _last_loss_was_finite
@@ -58,13 +59,15 @@ from tbnum.log.tensors_writer import TensorsWriter
 from tbnum.log.writer import LogWriter
 from tbnum.measure.change import changes_of
 from tbnum.observe.gradients import operations_behind
-from tbnum.observe.landing import _share
+from tbnum.observe.landing import Pending, _share
 from tbnum.observe.loader import _same, checked_ids
 from tbnum.observe.nonfinite import Operations
 from tbnum.observe.origin import WatchedRun
+from tbnum.observe.records import OptimizerRecord, StepRecord
 from tbnum.observe.sentinels import Sentinels
 from tbnum.observe.shards import Parts
-from tbnum.observe.variables import _is_scheduler
+from tbnum.observe.track import Track
+from tbnum.observe.variables import _is_scheduler, _parts
 from tensorboard_plugin_tbnum import impl, runs
 from tensorboard_plugin_tbnum.judging import _leaves, _means
 from tests import test_loader as loading
@@ -183,6 +186,14 @@ def test_parameters_measured_as_nan_right_after_a_finite_measurement_are_spoiled
     run.tensors = SimpleNamespace(steps_of=lambda _: np.array(list(tables)), at=lambda at, _: tables[at])  # type: ignore[attr-defined]
     measured = ParameterNorms(run)
     assert (measured.steps.tolist(), measured.finite.tolist()) == ([0, 50, 100], [True, False, False])
+
+
+@pytest.mark.parametrize(("asked", "value"), [(6, math.nan), (7, 0.5), (8, math.nan)])
+def test_of_a_run_that_goes_on_values_of_the_newest_step_alone_are_kept(asked: int, value: float) -> None:
+    past = LivePast()
+    for step in (6, 7):
+        past.step(step, 1.0, False, ("step", "grad_norm"), (step, 0.5))
+    assert past.value("grad_norm", asked, None) == pytest.approx(value, nan_ok=True)
 
 
 def test_what_is_left_out_of_a_record_without_steps_stands_at_step_0() -> None:
@@ -391,6 +402,37 @@ def test_norms_of_tensors_are_divided_by_a_scale_of_ones_own_that_is_two(tmp_pat
     run = tbnum.read(tmp_path)["."]
     np.testing.assert_allclose(run.tensors["grad_norm"][2], math.sqrt(3), rtol=1e-6)
     np.testing.assert_allclose(run.steps["grad_norm"], math.sqrt(3), rtol=1e-6)
+
+
+def test_a_finite_norm_that_is_infinite_when_it_is_added_up_is_worth_an_event() -> None:
+    def makes_events(**more: float) -> bool:
+        pending, one = Pending(0, 0.0, None, {}), OptimizerRecord(grad_norm=1.0)
+        for name, value in more.items():
+            setattr(one, name, value)
+        pending._landed = StepRecord(0, 0.0, optimizers={"optimizer": one}), None
+        return pending.makes_events()
+
+    assert makes_events(grad_norm=math.inf) and makes_events(skipped=True) and not makes_events()
+
+
+def test_variables_of_a_generator_are_its_parts_until_it_has_ended() -> None:
+    def generator() -> Any:
+        kept = "kept"
+        yield kept
+
+    running = generator()
+    next(running)
+    assert _parts(running) == ["kept"]
+    assert list(running) == [] == _parts(running)
+
+
+def test_one_attempt_in_sixteen_is_looked_at_for_a_rescaling_by_hand() -> None:
+    optimizer = torch.optim.SGD([torch.ones(1)], lr=1.0)
+    track = Track("optimizer", optimizer, lambda *_: None, lambda *_: None)
+    sampled = []
+    for track.attempts in range(65):
+        sampled.append(track.is_sampled())
+    assert [at for at, is_sampled in enumerate(sampled) if is_sampled] == [*range(16), 16, 32, 48, 64]
 
 
 def test_the_change_of_parameters_has_no_graph() -> None:

@@ -792,6 +792,7 @@ def test_updates_are_lost_below_half_a_unit_in_the_last_place(dtype: str, ulp: f
     assert got is not None and f"1 tensor (two.weight) are {dtype}" in got.evidence
     assert f"moves by {ulp:.2g} of itself" in got.evidence
     assert found(rate=0.51) is None and found(moved=0.51) is None and found(adam="SGD") is None
+    assert found(rate=0.5) is None and found(moved=0.5) is None
     assert found(dtypes={"float32": 4}) is None and found(dtypes={dtype: 2, "float32": 2}) is None
     assert found(dtypes={}) is None and found(grad_norm=0.0) is None
     assert found(shapes={}, moved=0.0) is None and found(moved=0.0) is not None  # of how many numbers is not known
