@@ -354,8 +354,8 @@ def _kind_of_step(one: OptimizerRecord) -> str | None:
         return "skip"
     if one.nonfinite_tensors > 0 or one.nonfinite_after > 0:
         return "nonfinite_step"
-    norm = one.grad_norm if one.shares is None else one.shares.grad_norm
-    return "norm_overflow" if math.isinf(norm) else None
+    norms = one if one.shares is None else one.shares
+    return "norm_overflow" if math.isinf(norms.grad_norm) or math.isinf(norms.grad_norm_clipped) else None
 
 
 def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[str, Any]:
@@ -372,6 +372,8 @@ def _facts_of_step(kind: str, record: StepRecord, one: OptimizerRecord) -> dict[
         data["losses"] = record.losses[:MAX_LOSSES_TOLD]
     if kind == "skip":
         data["new_scale"] = record.new_scale
+    if kind == "norm_overflow" and not math.isinf(one.grad_norm):
+        data["grad_norm_clipped"] = one.grad_norm_clipped
     if kind == "nonfinite_step":
         data["nonfinite_tensors"] = max(one.nonfinite_tensors, one.nonfinite_after)
     if one.dropped is not None:

@@ -614,6 +614,26 @@ def test_nan_written_after_unscale_is_a_nonfinite_step_and_not_a_skip(tmp_path: 
     assert event.kind == "nonfinite_step" and event.data["nonfinite_names"] == ["first"]
 
 
+def test_finite_gradients_that_the_loop_itself_made_too_long_are_said_to_be_the_cause(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tbnum.wrap(optimizer, model=model, logdir=tmp_path, tensor_interval=10, verbose=False):
+        for step in range(60):
+            model(torch.randn(8, 4)).square().mean().backward()
+            if step == 45:
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad.mul_(1e25)
+            optimizer.step()
+            optimizer.zero_grad()
+    run = tbnum.read(tmp_path)["."]
+    overflow = next(event for event in run.events if event.kind == "norm_overflow")
+    assert overflow.step == 45 and "Every gradient that the optimizer got is finite" in overflow.message
+    (update,) = [event for event in run.events if event.kind == "nonfinite_update"]
+    assert "the gradients had run away, to a norm of inf at step 45" in update.message
+
+
 def test_finite_gradients_whose_norm_overflows_are_no_skip(tmp_path: Path) -> None:
     parameter = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([parameter], lr=1e-30)

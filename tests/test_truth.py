@@ -150,6 +150,13 @@ def test_a_healthy_loop_raises_no_alarm(precision: str, cache: Path) -> None:
     assert result.outcome == "quiet", "\n".join(result.said)
 
 
+def test_the_worst_run_of_a_kind_is_one_with_a_wrong_cause_and_then_one_with_none() -> None:
+    outcomes = {"a": ("right", "wrong", "silent"), "b": ("silent", "near"), "c": ("right", "right, info")}
+    runs = [harness.Result("", kind, False, outcome, []) for kind, each in outcomes.items() for outcome in each]
+    worst = {result.kind: result.outcome for result in harness.by_kind(runs)}
+    assert worst == {"a": "wrong", "b": "silent", "c": "right, info"}
+
+
 @pytest.mark.parametrize("kind", ["laplace", "autocorrelated"])
 def test_noise_raises_no_alarm(kind: str) -> None:
     assert not is_held_out(kind)

@@ -28,7 +28,8 @@ __all__ = [
     "wilson",
 ]
 
-OUTCOMES = ("right", "right, info", "near", "wrong", "silent")
+OUTCOMES = ("right", "right, info", "near", "silent", "wrong")
+"""From the best to the worst: a report that sends to another place is worse than none."""
 
 HEALTHY_OUTCOMES = ("quiet", "alarm, loss rose", "false alarm")
 OF_THE_LOSS = frozenset({"loss_rose", "loss_spike"})

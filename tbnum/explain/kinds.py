@@ -112,6 +112,9 @@ def _norm_overflow(seen: Occurrence) -> str:
             f"The gradient norm was {norm}, no loss scaler skips such a step, and finite values follow: "
             "every gradient was finite, and clipping by their norm set them to 0."
         )
+    got = as_float(seen.event.data.get("grad_norm_clipped"))
+    if math.isinf(got):
+        return f"Every gradient that the optimizer got is finite, but their norm overflowed to {number_text(got)}."
     clipped = ": clipping by it set the gradients to 0." if seen.event.data.get("clipped") else "."
     return f"Every gradient is finite, but their norm overflowed to {norm}{clipped}"
 

@@ -26,6 +26,10 @@ RUNAWAY = 2.0**63
 """A gradient norm whose square float32 does not hold: what an optimizer makes of it need not be finite."""
 
 
+NORMS = ("grad_norm", "grad_norm_clipped")
+"""Of the gradients, and of what the optimizer got: who writes to them after a look may have made them longer."""
+
+
 class Runaway(NamedTuple):
     """A step whose gradients were finite, and beyond `RUNAWAY`."""
 
@@ -37,7 +41,7 @@ def runaway(steps: Mapping[str, np.ndarray], after: int, by: int) -> Runaway | N
     """The first one after step `after`, up to `by`."""
     number = steps.get("step", np.empty(0, np.int64))
     found: Runaway | None = None
-    for column, norms in columns_named(steps, "grad_norm"):
+    for column, norms in [each for name in NORMS for each in columns_named(steps, name)]:
         beyond = (number > after) & (number <= by) & (norms >= RUNAWAY)
         nonfinite = steps.get(column.beside("nonfinite_tensors"))
         if nonfinite is not None:
@@ -181,7 +185,7 @@ class LivePast:
         if finite:
             self._last_finite.append(step)
         if columns is not self._columns:
-            self._norms = [at for at, name in enumerate(columns) if StepColumn.parse(name).name == "grad_norm"]
+            self._norms = [at for at, name in enumerate(columns) if StepColumn.parse(name).name in NORMS]
         self._newest, self._columns, self._row = step, columns, row
         if self._runaway is None:
             longest = max((as_float(row[at]) for at in self._norms), default=0.0)

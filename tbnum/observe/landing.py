@@ -93,6 +93,7 @@ class Pending:
             or optimizer.parameters_nonfinite
             or optimizer.columns
             or math.isinf(optimizer.grad_norm)
+            or math.isinf(optimizer.grad_norm_clipped)
             for optimizer in optimizers
         )
 
