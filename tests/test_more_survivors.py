@@ -23,7 +23,7 @@ from tbnum.explain.curve_findings import _frequent, _what_preceded
 from tbnum.explain.kinds import _buffers_since, _buffers_whole
 from tbnum.explain.level_findings import _levels, _loss_fell, _lr_text, _noise_of_levels
 from tbnum.explain.parameters import ParameterNorms
-from tbnum.explain.past import LivePast
+from tbnum.explain.past import LivePast, runaway
 from tbnum.explain.predict import next_overflow
 from tbnum.explain.ranks import _uneven
 from tbnum.explain.repeats import _last_loss_was_finite
@@ -194,6 +194,21 @@ def test_of_a_run_that_goes_on_values_of_the_newest_step_alone_are_kept(asked: i
     for step in (6, 7):
         past.step(step, 1.0, False, ("step", "grad_norm"), (step, 0.5))
     assert past.value("grad_norm", asked, None) == pytest.approx(value, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("norms", "at"),
+    [((1.0, 1.0, 0.0), 6), ((math.inf, 1.0, 3.0), 6), ((math.nan, math.inf, 0.0), 5), ((2.0**63, 1.0, 0.0), 5)],
+)
+def test_gradients_have_run_away_in_a_run_that_goes_on_where_its_record_says_so(
+    norms: tuple[float, ...], at: int
+) -> None:
+    columns = ("step", "b/grad_norm", "b/grad_norm_clipped", "b/nonfinite_tensors")
+    rows = [(5, *norms), (6, 2.0**64, 1.0, math.nan)]
+    recorded, live = runaway(dict(zip(columns, np.array(rows).T, strict=True)), -1, 6), LivePast()
+    for row in rows:
+        live.step(row[0], 1.0, False, columns, row)
+    assert live.runaway(-1, 6) == recorded and recorded is not None and recorded.step == at
 
 
 def test_what_is_left_out_of_a_record_without_steps_stands_at_step_0() -> None:

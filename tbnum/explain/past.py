@@ -25,7 +25,6 @@ HISTORY = 512
 RUNAWAY = 2.0**63
 """A gradient norm whose square float32 does not hold: what an optimizer makes of it need not be finite."""
 
-
 NORMS = ("grad_norm", "grad_norm_clipped")
 """Of the gradients, and of what the optimizer got: who writes to them after a look may have made them longer."""
 
@@ -165,6 +164,18 @@ class RecordedPast:
         return runaway(self._steps, after, by)
 
 
+def _places_of_norms(columns: Sequence[str]) -> list[tuple[int, int | None]]:
+    """In the order of `runaway`."""
+    places = {name: at for at, name in enumerate(columns)}
+    parsed = [StepColumn.parse(name) for name in columns]
+    return [
+        (places[column.full], places.get(column.beside("nonfinite_tensors")))
+        for name in NORMS
+        for column in parsed
+        if column.name == name
+    ]
+
+
 class LivePast:
     """The past of a run that goes on. Memory O(HISTORY), a step about a microsecond."""
 
@@ -175,7 +186,7 @@ class LivePast:
         self._columns: Sequence[str] = ()
         self._row: Sequence[Any] = ()
         self._newest = -1
-        self._norms: list[int] = []  # places of the gradient norms among the columns
+        self._norms: list[tuple[int, int | None]] = []  # places of gradient norms, and of how many were not finite
         self._runaway: Runaway | None = None
 
     def step(self, step: int, loss: float, skipped: bool, columns: Sequence[str] = (), row: Sequence[Any] = ()) -> None:
@@ -185,11 +196,12 @@ class LivePast:
         if finite:
             self._last_finite.append(step)
         if columns is not self._columns:
-            self._norms = [at for at, name in enumerate(columns) if StepColumn.parse(name).name in NORMS]
+            self._norms = _places_of_norms(columns)
         self._newest, self._columns, self._row = step, columns, row
         if self._runaway is None:
-            longest = max((as_float(row[at]) for at in self._norms), default=0.0)
-            self._runaway = Runaway(step, longest) if longest >= RUNAWAY else None
+            finite_norms = (as_float(row[at]) for at, bad in self._norms if bad is None or not row[bad] > 0)
+            beyond = next((norm for norm in finite_norms if norm >= RUNAWAY), None)
+            self._runaway = None if beyond is None else Runaway(step, beyond)
 
     def recent_losses(self, before: int) -> list[float]:
         losses = [loss for _, step, loss in self._recent if step < before][-WINDOW:]
