@@ -398,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> Report:
             colds = 1 if args.quick else 5
             long_run(report, browser, Path(name) / "one", static=static, steps=steps, events=args.events, colds=colds)
             heat_map(report, browser, Path(name) / "tensors", min(10_000, steps // 100))
-            overlaid(report, browser, Path(name) / "overlaid", min(100_000, steps // 10), TURN, _turns())
+            overlaid(report, browser, Path(name) / "overlaid", min(100_000, steps // 10), TURN, _turns(), WARM)
         many_runs(report, Path(name) / "many", args.runs)
     report.finish(args.json)
     return report

@@ -9,7 +9,6 @@ from benchmarks.log import Rows, in_batches, open_log
 from benchmarks.report import Report, Row, median, spread
 
 RUNS = 20
-WARM = 2  # how often the page is opened once the server is warm, after the one time that it is cold
 MOST_FIRST_SECONDS = 1.0
 MOST_FRAME_MS = 50.0
 MOST_SCRIPT_MS = 8.0
@@ -53,19 +52,21 @@ def write_runs(folder: Path, steps: int) -> list[str]:
     return names
 
 
-def overlaid(report: Report, browser: Any, folder: Path, steps: int, turn: str, turns: list[dict[str, Any]]) -> None:
-    """`turn` and `turns`: a turn of the wheel as the page makes it, and its arguments."""
+def overlaid(
+    report: Report, browser: Any, folder: Path, steps: int, turn: str, turns: list[dict[str, Any]], warm: int
+) -> None:
+    """`turn` and `turns`: a turn of the wheel as the page makes it, and its arguments. `warm`: see `panel.WARM`."""
     from tests.browser.conftest import TensorBoard
 
     first, *others = write_runs(folder, steps)
     server = TensorBoard(folder)
     drawn: list[float] = []
     try:
-        for _ in range(1 + WARM):  # cold, then warm
+        for _ in range(1 + warm):  # cold, then warm
             over = "".join(f"&p.tbnum.over={name}" for name in others)
             page, frame, _ = browser.open(server.url, first + over)
             drawn.append(frame.wait_for_function(DRAWN, timeout=WAIT_MS).json_value() / 1e3)
-            if len(drawn) == 1 + WARM:
+            if len(drawn) == 1 + warm:
                 turned = [frame.evaluate(turn, each) for each in turns]
                 _, frames = smoothed(frame)
             page.context.close()

@@ -115,8 +115,7 @@ def test_panel_is_opened_zoomed_and_hovered(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(TensorBoard, "python", warm.python())
     monkeypatch.setattr(panel_overlaid, "RUNS", 3)
-    for module in (panel, panel_overlaid):
-        monkeypatch.setattr(module, "WARM", 1)
+    monkeypatch.setattr(panel, "WARM", 1)
 
     class BarePages(panel.Browser):
         """In TensorBoard's own page each of seven loads takes seconds; the tests of the panel have some of them."""

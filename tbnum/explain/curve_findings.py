@@ -106,12 +106,12 @@ def _what_preceded(view: RunView, spike: SpikeFacts) -> tuple[str, str]:
 def _rate_rose_slowly(view: RunView, step: int) -> tuple[str, str] | None:
     """A learning rate that is the highest so far, and grew by half over more steps than `BEFORE`."""
     row = int(np.searchsorted(view.number, step))
+    begin = max(0, row - 4 * BEFORE)
     for column, lr in columns_named(view.steps, "lr"):
-        first = lr[max(0, row - 4 * BEFORE)]
-        if not column.group and row and lr[row] >= np.nanmax(lr[:row]) and lr[row] > LR_ROSE * first > 0:
+        if not column.group and row and lr[row] >= np.nanmax(lr[:row]) and lr[row] > LR_ROSE * lr[begin] > 0:
             whose = f" of {column.optimizer}" if column.optimizer else ""
-            since = f"{number_text(float(first))} to {number_text(float(lr[row]))} since step"
-            text = f"the learning rate{whose} rose from {since} {int(view.number[max(0, row - 4 * BEFORE)]):,}"
+            first, now = (number_text(float(lr[place])) for place in (begin, row))
+            text = f"the learning rate{whose} rose from {first} to {now} since step {int(view.number[begin]):,}"
             return text, "Lengthen the warm-up or lower the peak of the learning rate."
     return None
 

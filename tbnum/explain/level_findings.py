@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
+from tbnum.explain.record import optimizer_settings
 from tbnum.explain.rows import norms_around
 from tbnum.explain.thresholds import (
     ADDED_WITHIN,
@@ -444,7 +445,7 @@ def first_updates(view: RunView) -> Iterator[Finding]:
             continue
         if share < 1 and _learned(view):  # a step as long as the parameters leaves nothing of them
             continue
-        if _class_of(view, column.optimizer) == "LBFGS":  # a step of it is many
+        if optimizer_settings(view.meta, column.optimizer).get("class") == "LBFGS":  # a step of it is many
             continue
         whose = f" of {column.optimizer}" if column.optimizer else ""
         step = int(view.number[peak])
@@ -475,14 +476,6 @@ def _fell_at_once(view: RunView, row: int) -> bool:
     if len(meanwhile) < BLOCK_LEAST or not meanwhile[0] > 0:
         return False
     return bool(meanwhile.max() <= ENLARGED * meanwhile[0] and np.median(last) <= meanwhile[0] / 2)
-
-
-def _class_of(view: RunView, optimizer: str | None) -> str:
-    """Of an optimizer by its name, or of the only one; "" where the record does not say."""
-    optimizers = view.meta.get("optimizers")
-    known = optimizers if isinstance(optimizers, Mapping) else {}
-    settings = known.get(next(iter(known), "") if optimizer is None else optimizer)
-    return str(settings.get("class", "")) if isinstance(settings, Mapping) else ""
 
 
 def weights_grow(view: RunView) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ __all__ = [
     "complete_events",
     "first_step",
     "is_scalar_log",
+    "optimizer_settings",
     "scaler_settings",
 ]
 
@@ -31,6 +32,14 @@ def scaler_settings(meta: Mapping[str, Any]) -> dict[str, float]:
     scaler = meta.get("scaler")
     settings = {name: as_float(value) for name, value in scaler.items()} if isinstance(scaler, Mapping) else {}
     return {name: value for name, value in settings.items() if abs(value) < 2**53}
+
+
+def optimizer_settings(meta: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
+    """What an optimizer was made with, by its name, or (None) the only one; {} where the record does not say."""
+    optimizers = meta.get("optimizers")
+    known = optimizers if isinstance(optimizers, Mapping) else {}
+    settings = known.get(next(iter(known), "") if name is None else name)
+    return settings if isinstance(settings, Mapping) else {}
 
 
 class Record(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tbnum.explain.record import Record
+from tbnum.explain.record import Record, optimizer_settings
 from tbnum.explain.rows import sampled_rows
 from tbnum.log.columns import StepColumn
 
@@ -171,9 +171,7 @@ def _lost_of(past: Record, step: int, optimizer: OptimizerNow) -> list[tuple[str
 def _class_before(past: Record, name: str | None) -> str:
     """Of the optimizer in the session before, the last but one of the record; "" where it does not say."""
     sessions = past.meta.get("sessions") or []
-    optimizers = sessions[-2].get("optimizers") or {} if len(sessions) > 1 else {}
-    settings = optimizers.get(next(iter(optimizers), "") if name is None else name) or {}
-    return str(settings.get("class") or "")
+    return str(optimizer_settings(sessions[-2], name).get("class") or "") if len(sessions) > 1 else ""
 
 
 def _updates_before(past: Record, optimizer: OptimizerNow) -> np.ndarray | None:

@@ -11,6 +11,7 @@ import numpy as np
 from tbnum.explain.began import module_of
 from tbnum.explain.finding import OF_THE_RUN, Finding
 from tbnum.explain.precision import underflow
+from tbnum.explain.record import optimizer_settings
 from tbnum.explain.rows import Rows, scale_of
 from tbnum.explain.thresholds import (
     CLIPPED_TO,
@@ -117,11 +118,7 @@ def _trained_between(view: RunView, rows: Rows) -> np.ndarray:
 
 def _decoupled_decay(view: RunView, optimizer: str | None, steps: np.ndarray) -> np.ndarray | None:
     """(R,) the largest share that weight decay takes in a step; None where it is a part of the gradient, or unknown."""
-    optimizers = view.meta.get("optimizers")
-    if not isinstance(optimizers, Mapping):
-        return None
-    settings = optimizers.get(optimizer or next(iter(optimizers), ""))
-    groups = settings.get("groups") if isinstance(settings, Mapping) else None
+    groups = optimizer_settings(view.meta, optimizer).get("groups")
     groups = [group for group in groups or () if isinstance(group, Mapping)]
     rates = [lr for column, lr in columns_named(view.steps, "lr") if column.optimizer == optimizer]
     shares = [as_float(group.get("weight_decay")) for group in groups]
@@ -129,8 +126,13 @@ def _decoupled_decay(view: RunView, optimizer: str | None, steps: np.ndarray) ->
         return None
     if any(share != 0 and not group.get("decoupled_weight_decay") for group, share in zip(groups, shares, strict=True)):
         return None
-    at = np.minimum(np.searchsorted(view.number, steps), len(view.number) - 1)
+    at = _places(view, steps)
     return np.asarray(np.fmax.reduce([lr[at] for lr in rates]) * max(shares))
+
+
+def _places(view: RunView, steps: np.ndarray) -> np.ndarray:
+    """(R,) rows of the record in which these steps are, or the last one."""
+    return np.minimum(np.searchsorted(view.number, steps), len(view.number) - 1)
 
 
 def faded(view: RunView) -> Iterator[Finding]:
@@ -324,7 +326,7 @@ def _update_ratios(view: RunView, rows: Rows) -> Iterator[Finding]:
 def _clip_text(view: RunView, rows: Rows) -> str:
     """What clipping has to do with steps that are tiny."""
     coefficient = view.steps.get(StepColumn(rows.optimizer, "clip_coef").full)
-    at = np.minimum(np.searchsorted(view.number, rows.steps), len(view.number) - 1)
+    at = _places(view, rows.steps)
     known = np.empty(0) if coefficient is None else coefficient[at][np.isfinite(coefficient[at])]
     if not len(known) or not np.median(known) <= CLIPPED_TO:
         return ""
@@ -344,7 +346,7 @@ def _came_to_rest(view: RunView, rows: Rows) -> np.ndarray:
 
 def _has_zero_rate(view: RunView, rows: Rows) -> bool:
     """Whether a group of the optimizer stands still, for which another rule has a word."""
-    at = np.minimum(np.searchsorted(view.number, rows.steps), len(view.number) - 1)
+    at = _places(view, rows.steps)
     return any(
         (lr[at] == 0).all() for column, lr in columns_named(view.steps, "lr") if column.optimizer == rows.optimizer
     )
@@ -355,18 +357,18 @@ def _trained(view: RunView, rows: Rows) -> np.ndarray:
     lr = view.steps.get(StepColumn(rows.optimizer, "lr").full)
     if lr is None or not np.isfinite(lr).any():
         return np.ones(len(rows.steps), bool)
-    at = np.minimum(np.searchsorted(view.number, rows.steps), len(lr) - 1)
+    at = _places(view, rows.steps)
     return np.asarray(~(lr[at] < LR_IDLE * np.nanmax(lr)))
 
 
 def updates_lost(view: RunView) -> Iterator[Finding]:
     """Steps of Adam below half a unit in the last place of 16-bit parameters: they arrive in part, or never."""
-    optimizers, shapes = view.meta.get("optimizers"), view.meta.get("parameters")
-    if not isinstance(optimizers, Mapping) or not isinstance(shapes, Mapping):
+    shapes = view.meta.get("parameters")
+    if not isinstance(shapes, Mapping):
         return
     for rows, _ in _judged(view):
-        optimizer = optimizers.get(rows.optimizer) if rows.optimizer else next(iter(optimizers.values()), None)
-        if not isinstance(optimizer, Mapping) or "Adam" not in str(optimizer.get("class")):
+        optimizer = optimizer_settings(view.meta, rows.optimizer)
+        if "Adam" not in str(optimizer.get("class")):
             continue
         dtypes = optimizer.get("dtypes")
         if not isinstance(dtypes, Mapping) or not dtypes or set(dtypes) - set(_ULP):
@@ -375,7 +377,7 @@ def updates_lost(view: RunView) -> Iterator[Finding]:
         if lr is None:
             continue
         ulp = max(_ULP[dtype] for dtype in dtypes)
-        rate = float(np.nanmedian(lr[np.minimum(np.searchsorted(view.number, rows.steps), len(lr) - 1)]))
+        rate = float(np.nanmedian(lr[_places(view, rows.steps)]))
         elements = np.array([math.prod(shapes.get(name) or (0,)) for name in rows.names], float)
         with np.errstate(divide="ignore", invalid="ignore"):
             size = _median(rows.columns["param_norm"]) / np.sqrt(elements)

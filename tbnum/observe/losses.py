@@ -264,9 +264,8 @@ def _are_gone(track: Track, there: Gradients, marks: Marks) -> bool:
         return True
     if marks != attempt.arrived:
         return there.are_zero()
-    zeroed = any(attempt.samples) and not any(
-        there.samples(attempt.samples)
-    )  # by a write through `.data`, which leaves no mark
+    # By a write through `.data`, which leaves no mark.
+    zeroed = any(attempt.samples) and not any(there.samples(attempt.samples))
     track.rescales |= zeroed
     return zeroed
 

@@ -108,9 +108,8 @@ class Meter:
             return True
         if not (attempt.clipped or attempt.unscaled_by_loop):
             return False
-        if (
-            not attempt.clipped and attempt.samples and attempt.samples != gradients.samples(attempt.samples)
-        ):  # a clip by hand, say
+        samples = () if attempt.clipped else attempt.samples
+        if samples and samples != gradients.samples(samples):  # a clip by hand, say
             track.unseen_writes.were_found = attempt.uncertain = True
         return track.unseen_writes.were_found or self._is_due(self._verify_interval)
 
