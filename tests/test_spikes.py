@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import tbnum
+from benchmarks.truth import noise
 from tbnum.explain import SPIKES, LiveExplainer, explain_run, findings, what_led_here
 from tbnum.log.schema import Event
 from tests.recorded import record
@@ -60,6 +62,26 @@ def test_a_level_that_jumps_is_a_spike_however_its_losses_scatter():
     steps["loss"][405:] *= 4
     (spike,) = spikes(steps)
     assert abs(spike.step - 405) <= 3 and spike.data["lasting"] and spike.severity == "warning"
+
+
+def test_a_jump_is_seen_in_a_run_whose_loss_falls_steeply_which_is_no_noise():
+    """A layer is made again: the loss is as high as at the start, and falls as it did there."""
+    for seed in range(20):
+        step = np.arange(480)
+        falling = 1 / (1 + np.exp((np.where(step < 253, step, step - 253) - 95) / 30))
+        steps = columns(480)
+        scatter = 0.02 + 0.2 * (1 - falling)
+        steps["loss"] = 0.7 + 1.38 * falling + scatter * np.random.default_rng(seed).standard_normal(480)
+        found = [spike for spike in spikes(steps) if spike.kind == "loss_spike"]
+        assert [abs(spike.step - 253) <= 4 for spike in found] == [True], seed
+
+
+def test_a_loss_that_wanders_has_no_levels_though_it_happens_to_be_quiet_for_a_window():
+    steps = columns(10_000)
+    for seed in range(40):
+        random = np.random.default_rng([zlib.crc32(b"autocorrelated"), seed])
+        steps["loss"] = noise.KINDS["autocorrelated"](random, np.arange(10_000))
+        assert not [spike for spike in spikes(steps) if spike.kind == "loss_spike"], seed
 
 
 def test_the_worst_step_of_a_spike_is_its_peak():

@@ -30,6 +30,26 @@ def lower_median(values: Sequence[float]) -> float:
     return sorted(values)[7]  # of 16
 
 
+def lately(deviation: Sequence[float], window: int) -> float:
+    """The deviation of a window, or the median of it and those of the last eight."""
+    return max(deviation[window], median(deviation[max(0, window - 8) : window + 1]))
+
+
+def wander_of(usual: Sequence[float], steady: Sequence[float], blocks: Sequence[Sequence[float]]) -> float:
+    rises, bends = [], []
+    for at in range(1, len(blocks) - 1):
+        for half in (slice(0, 16), slice(16, 32)):
+            before, now, after = (lower_median(blocks[at + shift][half]) for shift in (-1, 0, 1))
+            if steady[at] > 0:
+                rises.append((now - before) / steady[at])
+                bends.append((now - (before + after) / 2) / steady[at])
+    rises, bends = ([each for each in values if math.isfinite(each)] for values in (rises, bends))
+    if min(len(rises), len(bends)) < 6:
+        return NAN
+    bent = 1.4826 * median(abs(bend - median(bends)) for bend in bends)
+    return min(bent, max(1.4826 * float(np.quantile(rises, 0.75)), 0.0))
+
+
 def by_definition(values: Sequence[float], limits: Limits) -> list[Found]:
     count = len(values)
     usual, deviation, highest, blocks = [], [], [], []
@@ -40,19 +60,12 @@ def by_definition(values: Sequence[float], limits: Limits) -> list[Found]:
         highest.append(max(window) - usual[-1])
         block = list(values[begin + 64 : begin + 96])
         blocks.append(block + [-INF] * (32 - len(block)))
-    relative = [
-        (lower_median(block[at : at + 16]) - middle) / width
-        for block, middle, width in zip(blocks, usual, deviation, strict=True)
-        for at in (0, 16)
-        if width > 0
-    ]
-    relative = [value for value in relative if math.isfinite(value)]
-    wander = NAN
-    if len(relative) >= 6:
-        wander = 1.4826 * median(abs(value - median(relative)) for value in relative)
+    wander = wander_of(usual, [lately(deviation, window) for window in range(len(usual))], blocks)
+    steady = [lately(deviation, window) for window in range(len(usual))]
     for window, width in enumerate(deviation):
         if width == 0:  # most values are the same: the highest of the last 16 windows are four deviations
             deviation[window] = max([0.0, *highest[max(0, window - 15) : window + 1]]) / 4
+    steady = [max(each) for each in zip(steady, deviation, strict=True)]
     high, stayed, alone = [False] * count, [False] * count, [False] * count
     for window, (block, middle, width) in enumerate(zip(blocks, usual, deviation, strict=True)):
         least, small = limits.share * abs(middle), limits.small * abs(middle)
@@ -65,8 +78,8 @@ def by_definition(values: Sequence[float], limits: Limits) -> list[Found]:
             half = at // 16 * 16
             level = lower_median(block[half : half + 16]) - middle
             errors = 8.0 * 1.2533 * math.sqrt(1 / 16 + 1 / 64)
-            limit = max(max(errors, 8.0 * wander) * width, least)
-            limit = min(limit, max(5.0 * max(1.0, wander) * width, small))
+            limit = max(max(errors, 8.0 * wander) * steady[window], least)
+            limit = min(limit, max(max(5.0, 8.0 * wander) * steady[window], small))
             stayed[place] = not math.isnan(wander) and level > limit and above > limit
     found: list[Found] = []
     last = -INF

@@ -63,6 +63,9 @@ LEVEL_VALUES = 16
 WANDER_BLOCKS = 256
 """Blocks of which it is worked out how a loss wanders."""
 
+LATELY = 8
+"""Windows before one whose deviation counts for levels as well: noise that is low in one of them alone is not low."""
+
 SMALL_RISE, SMALL_DEVIATIONS = 0.1, 5.0
 """Share of the usual that such a median has to rise by, where it rises by so many robust deviations of
 single values: medians of noise differ by a third of one."""
@@ -171,12 +174,13 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
     if not len(some):
         return []
     usual = middle[some, None]
-    deviation = 1.4826 * _medians(np.abs(_without_fall(windows[some]) - usual))[:, None]
+    deviation, lately = (each[:, None] for each in _deviations(windows, middle, some))
     if not deviation.all():
         deviation = np.where(deviation > 0, deviation, _rare(windows, middle)[some, None])
+        lately = np.maximum(deviation, lately)
     above, least = blocks[some] - usual, limits.share * np.abs(usual)
     high = above > np.maximum(limits.deviations * deviation, least)
-    stayed = _stayed(above, deviation, least, limits.small * np.abs(usual), _wander(windows, blocks, middle))
+    stayed = _stayed(above, lately, least, limits.small * np.abs(usual), _wander(windows, blocks, middle))
     window, place = np.nonzero(high | stayed)
     at = BASELINE + some[window] * STRIDE + place  # rising
     highest = at[high[window, place]]
@@ -210,19 +214,35 @@ def _without_fall(windows: np.ndarray) -> np.ndarray:
     return np.asarray(windows - fall[:, None] * (np.arange(windows.shape[1]) - half + 0.5))
 
 
-def _wander(windows: np.ndarray, blocks: np.ndarray, middle: np.ndarray) -> float:
-    """By how many deviations of single values the medians of halves of a block leave the usual by themselves.
+def _deviations(windows: np.ndarray, middle: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(S,) of some windows their robust deviation; and the same, or the median of theirs and those of the last few."""
+    last = np.arange(LATELY + 1)
+    near = np.unique(np.maximum(some[:, None] - last, 0))
+    known = np.full(near[-1] + LATELY + 1, np.nan)
+    known[near + LATELY] = 1.4826 * _medians(np.abs(_without_fall(windows[near]) - middle[near, None]))
+    own = known[some + LATELY]
+    return own, np.maximum(own, np.nanmedian(known[some[:, None] + last], axis=1))
 
-    Of some blocks, evenly over the run. NaN where these are too few to say.
+
+def _wander(windows: np.ndarray, blocks: np.ndarray, middle: np.ndarray) -> float:
+    """By how many deviations of single values the medians of halves of a block change by themselves.
+
+    By their rises from one block to the next, and by how much they lie apart from those around them, whichever is
+    less: a fall has no rises, and a slope no bends. Of some blocks, evenly over the run. NaN where these are too few.
     """
-    some = np.unique(np.linspace(0, len(blocks) - 1, min(WANDER_BLOCKS, len(blocks))).astype(int))
-    usual = middle[some, None]
-    deviation = 1.4826 * _medians(np.abs(_without_fall(windows[some]) - usual))[:, None]
-    relative = (_half_medians(blocks[some] - usual) / np.where(deviation > 0, deviation, np.nan)).ravel()
-    relative = relative[np.isfinite(relative)]
-    if len(relative) < LEVELS_LEAST:
+    inner = len(blocks) - 2
+    some = np.unique(np.linspace(1, inner, min(WANDER_BLOCKS, max(inner, 0))).astype(int))
+    if 2 * len(some) < LEVELS_LEAST:
         return math.nan
-    return 1.4826 * float(np.median(np.abs(relative - np.median(relative))))
+    before, now, after = (_half_medians(blocks[some + shift]) for shift in (-1, 0, 1))
+    lately = _deviations(windows, middle, some)[1][:, None]
+    unit = np.where(lately > 0, lately, np.nan)
+    rises, bends = (((now - before) / unit).ravel(), ((now - (before + after) / 2) / unit).ravel())
+    rises, bends = rises[np.isfinite(rises)], bends[np.isfinite(bends)]
+    if min(len(rises), len(bends)) < LEVELS_LEAST:
+        return math.nan
+    bent = 1.4826 * float(np.median(np.abs(bends - np.median(bends))))
+    return min(bent, max(1.4826 * float(np.quantile(rises, 0.75)), 0.0))
 
 
 def _mostly(blocks: np.ndarray, over: np.ndarray) -> np.ndarray:
@@ -250,7 +270,7 @@ def _stayed(
     if math.isnan(wander):
         return np.zeros(above.shape, bool)
     limit = np.maximum(max(LEVEL_ERRORS, SPIKE_DEVIATIONS * wander) * deviation, least)
-    limit = np.minimum(limit, np.maximum(SMALL_DEVIATIONS * max(1.0, wander) * deviation, small))
+    limit = np.minimum(limit, np.maximum(max(SMALL_DEVIATIONS, SPIKE_DEVIATIONS * wander) * deviation, small))
     return np.asarray(((level > limit)[:, :, None] & (halves > limit[:, :, None])).reshape(above.shape))
 
 
