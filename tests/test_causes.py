@@ -92,6 +92,22 @@ def test_of_heavy_tails_the_first_overflow_is_no_bad_batch_though_no_scale_had_h
     assert (skip.cause, skip.severity) == ("bad_batch", "info")
 
 
+@pytest.mark.parametrize("largest", [144 / 65536, NAN])
+def test_nan_in_every_tensor_right_after_a_growth_may_be_an_overflow(largest: float):
+    """The gradient of a gradient that overflows: inf meets inf before the first of them."""
+    loop = Loop(growth_interval=20)
+    for index in range(22):
+        loop.step(loss=2.5 + 0.01 * (index % 7))
+    loop.step(overflow=True, **nan_only(largest_finite=largest, **ALL))
+    loop.steps(30)
+    (skip,) = skips(explain_run(loop.run()))
+    assert (skip.cause, skip.severity) == ("unknown", "info")
+    assert "it overflowed, or backward made NaN" in skip.message
+    for _ in range(4):  # at the scale below, which had held, there is no doubt
+        loop.step(overflow=True, **nan_only(largest_finite=largest, **ALL))
+    assert causes(loop)[-1] == "backward_nonfinite"
+
+
 def test_nan_at_a_scale_that_had_not_held_is_no_verdict_on_backward():
     loop = Loop(scale=2.0**24)
     loop.steps(4, overflow=True, **nan_only())

@@ -102,25 +102,54 @@ def test_a_bad_batch_carries_the_tensors_their_counts_and_how_it_went_on(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("gradients", "edge"),
+    ("gradients", "times"),
     [
-        ((1.05, 0.2, 0.2), True),  # hardly more than the scale has room for, and the others twice as long
-        ((1.05, 0.5, 0.5), False),  # the finite gradients are five times as long
+        ((1.05, 0.1, 0.1), "2"),  # hardly more than the scale has room for, and the others twice as long
+        ((1.05, 0.3, 0.3), "6"),  # the finite gradients are longer, yet the loss is as any other
+        ((1.05, 0.6, 0.6), "12"),  # no batch of that loss has them so long
     ],
 )
 def test_a_skip_at_the_edge_of_the_scale_sends_nobody_to_the_data(
-    gradients: tuple[float, ...], edge: bool, tmp_path: Path
+    gradients: tuple[float, ...], times: str, tmp_path: Path
 ) -> None:
+    edge = times != "12"
     with Loop(tmp_path, Known(), init_scale=2.0**16, options={"tensor_interval": 5}) as loop:
         for step in range(50):
-            loop.step(lambda step=step: loop.model(gradients if step == 30 else (0.9, 0.1, 0.1)), planted="bad_batch")
+            loop.step(lambda step=step: loop.model(gradients if step == 30 else (0.9, 0.05, 0.05)), planted="bad_batch")
     (skip,) = skips(run_of(tmp_path))
     assert (skip.step, skip.cause) == (30, "bad_batch")
     assert skip.severity == ("info" if edge else "warning")
     assert ("nothing points to a bad batch" in skip.message) == edge
-    assert ("2 times their usual length, as good batches may." in skip.message) == edge
+    assert (f"{times} times their usual length, as good batches may." in skip.message) == edge
     remedy = "Nothing to do: the scale was at its edge" if edge else "Look at the batch of step 30"
     assert skip.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(("others", "edge"), [(0.1, True), (0.2, False)])
+def test_a_scale_that_overflowed_by_itself_before_explains_a_batch_of_any_loss_whose_gradients_are_hardly_longer(
+    others: float, edge: bool, tmp_path: Path
+) -> None:
+    options = {"tensor_interval": 5}
+    with Loop(tmp_path, Known(), init_scale=2.0**16, growth_interval=25, lr=1e-6, options=options) as loop:
+        for step in range(70):
+            gradients = {15: (1.05, 0.1, 0.1), 60: (1.05, others, others)}.get(step, (0.9, 0.05, 0.05))
+            loss = 9.0 if step == 60 else 2.5 + 0.01 * (step % 7)
+            loop.step(lambda gradients=gradients, loss=loss: loop.model(gradients) + loss, planted="bad_batch")
+    first, second = skips(run_of(tmp_path))
+    assert (first.step, first.severity) == (15, "info")
+    assert (second.step, second.cause, second.severity) == (60, "bad_batch", "info" if edge else "warning")
+
+
+def test_the_length_of_the_finite_gradients_is_that_of_all_of_them_together(tmp_path: Path) -> None:
+    """Most tensors of a network of experts, or behind a ReLU, have a long gradient in some batches alone."""
+    small = 1e-4
+    with Loop(tmp_path, Known(5), init_scale=2.0**15, options={"tensor_interval": 5}) as loop:
+        for step in range(50):
+            gradients = (2.2, 0.5, *[20 * small] * 3) if step == 30 else (0.9, 0.4, *[small] * 3)
+            loop.step(lambda gradients=gradients: loop.model(gradients), planted="bad_batch")
+    (skip,) = skips(run_of(tmp_path))
+    assert skip.data["evidence"]["norm_ratio"] == pytest.approx(1.25, rel=1e-2)
+    assert skip.severity == "info"
 
 
 def test_many_skips_at_the_edge_are_a_finding_and_a_probe_before_them_is_reported(tmp_path: Path) -> None:

@@ -778,6 +778,23 @@ def test_gradients_are_not_float16_where_half_of_the_tensors_leave_its_range_in_
     assert found(unknown)  # of two that are known one
 
 
+@pytest.mark.parametrize(
+    ("cause", "severity", "scale", "found"),
+    [
+        ("growth_probe", "info", 2.0**18, False),
+        ("bad_batch", "info", 2.0**18, False),
+        ("bad_batch", "warning", 2.0**18, True),  # what a batch holds may overflow any type
+        ("growth_probe", "info", 2.0**120, True),  # at which bfloat16 overflows
+    ],
+)
+def test_gradients_that_overflowed_at_a_usual_scale_are_float16_whatever_the_loop_wrote_to_them(
+    cause: str, severity: str, scale: float, found: bool
+) -> None:
+    skip = Event(250, 0.0, "skip", severity, None, cause, data={"loss_scale": scale})
+    view = with_rows(rows_of(scale=2.0, **{"overflow/float16": 1.0}), events=[skip])
+    assert (only(tensors_of.not_float16, view) is not None) == found
+
+
 @pytest.mark.parametrize(("dtype", "ulp"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
 def test_updates_are_lost_below_half_a_unit_in_the_last_place(dtype: str, ulp: float) -> None:
     def found(rate: float = 0.49, moved: float = 0.49, adam: str = "AdamW", **more: Any) -> Finding | None:

@@ -81,13 +81,15 @@ class CloseLook:
         return self._usual[key]
 
     def norm_ratio(self, step: int, optimizer: str | None) -> float:
-        """How many times their usual length the finite gradients have, the median of them; NaN where unknown."""
+        """How many times their usual length the finite gradients have, all of them together; NaN where unknown."""
         failure = self.failure(step, optimizer)
         if failure is None:
             return math.nan
         usual = self.usual_norms(step, optimizer)
         known = ~failure.nonfinite & (usual > 0)
-        return float(np.median(failure.grad_norm[known] / usual[known])) if known.any() else math.nan
+        if not known.any():
+            return math.nan
+        return float(np.linalg.norm(failure.grad_norm[known]) / np.linalg.norm(usual[known]))
 
     def _median_before(self, step: int, optimizer: str | None, names: tuple[str, ...]) -> np.ndarray:
         rows = [norms for at in self._rows_before(step).tolist() for norms in self._norms(at, optimizer, names)]

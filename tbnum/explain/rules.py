@@ -26,9 +26,12 @@ from tbnum.explain.thresholds import (
     EDGE_DEVIATIONS,
     EDGE_PROBED,
     EITHER_SHARE,
+    LOSS_AS_ANY,
+    NORM_ROSE,
     SCALE_FALLEN,
     SCALE_HELD,
     SPOILED_NORMS,
+    SPOILED_NORMS_ALONE,
 )
 from tbnum.log.numbering import Numbering
 
@@ -127,6 +130,7 @@ class Rules:
         self.parameters = SpoiledParameters(past, list(updates), first_step)
         self._held = math.nan  # the highest scale that had held for `PROBE_STEPS`
         self._held_long = math.nan  # likewise for `SCALE_HELD`
+        self._edge = math.inf  # the lowest that overflowed without a doubt of the batch
         self._injected: tuple[int, str] | None = None
         self._row = _Row()
 
@@ -142,6 +146,8 @@ class Rules:
         if kind in SCALE_CHANGES:
             self._note_held(event.facts.old_scale, self._unskipped(at + 1, self._change, self._change_skips))
             self._probe = self._probe_after(event)
+            if kind == "scale_growth" and event.facts.old_scale >= self._edge:
+                self._edge = math.inf  # it held since
             self._last_change, self._change, self._change_skips = kind, at, self._skips
             self._change_slack = event.facts.slack
             self._row.scale = event.facts.new_scale
@@ -225,6 +231,8 @@ class Rules:
             either=either,
             fallen=self._held_long if scale * SCALE_FALLEN <= self._held_long else math.nan,
         )
+        if (verdict.at_edge or cause == "growth_probe") and scale < self._edge:
+            self._edge = scale
         return verdict, self._collapse(cause, nan_only)
 
     def _cause(
@@ -269,7 +277,7 @@ class Rules:
             spoiled = (
                 injected
                 or (loss_stands_out(event.facts.loss, recent) and not self._loss_recurs(event, recent))
-                or self._norms_stand_out(event, self.past.norm_ratio(event.step, event.optimizer))
+                or self._norms_stand_out(event, recent, self.past.norm_ratio(event.step, event.optimizer))
             )
             return "bad_batch" if spoiled else "growth_probe"
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
@@ -303,13 +311,15 @@ class Rules:
 
         What overflows behind a normalization is NaN everywhere before it. It does right after a growth, or in the batch
         whose gradients are the longest, and so is its loss; NaN of backward's own is in any. Not where the largest
-        finite gradient was far from an overflow.
+        finite gradient was far from an overflow, unless right after a growth every tensor held NaN: where the gradient
+        of a gradient overflows, inf meets inf before the first of them.
         """
-        if made_in_backward(self._gradients(event), event.facts.loss_scale, inf_counts=False):
-            return False
+        elsewhere = made_in_backward(self._gradients(event), event.facts.loss_scale, inf_counts=False)
+        everywhere = event.facts.nonfinite_tensors == event.facts.tensors > 1  # what is finite is no measure of them
         if self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS):
-            return True
-        return len(recent) >= 10 and sum(event.facts.loss > loss for loss in recent) >= EITHER_SHARE * len(recent)
+            return everywhere or not elsewhere
+        lower = sum(event.facts.loss > loss for loss in recent)
+        return not elsewhere and len(recent) >= 10 and lower >= EITHER_SHARE * len(recent)
 
     def _gradients(self, event: Known) -> Gradients | None:
         facts = event.facts
@@ -326,16 +336,18 @@ class Rules:
 
     def _at_edge(self, event: Known, recent: Sequence[float]) -> bool:
         """Whether nothing points to a bad batch: the loss and the gradients that stayed finite are known, and do not
-        stand out, and what did not fit became inf. Then the scale had no headroom left.
+        stand out, and what did not fit became inf. Then the scale had no headroom left. A loss that stands out is none
+        of that where the scale is known to have none, and the gradients are hardly longer than usual.
 
         A scale far below one that had held is no longer at its edge: the gradients grow.
         """
-        gradients = self._gradients(event)
-        deviations = EDGE_PROBED if self._is_probed(event) else EDGE_DEVIATIONS
+        gradients, probed = self._gradients(event), self._is_probed(event)
+        usual = loss_is_usual(event.facts.loss, recent, EDGE_PROBED if probed else EDGE_DEVIATIONS)
+        short = probed and self.past.norm_ratio(event.step, event.optimizer) <= NORM_ROSE
         return (
             not event.facts.loss_scale * SCALE_FALLEN <= self._held_long
-            and (loss_is_usual(event.facts.loss, recent, deviations) or self._loss_recurs(event, recent, after=True))
-            and self._norms_are_usual(event)
+            and (usual or short or self._loss_recurs(event, recent, after=True))
+            and self._norms_are_usual(event, recent)
             and gradients is not None
             and (gradients.inf > 0 or gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_ALL)
         )
@@ -347,23 +359,33 @@ class Rules:
             return False
         return is_of_the_tail(event.facts.loss / usual, self.past.heights("loss", event.step, None, after=after))
 
-    def _norms_are_usual(self, event: Known) -> bool:
+    def _norms_are_usual(self, event: Known, recent: Sequence[float]) -> bool:
         """Where no gradient is finite, a scale that has never held for long is suspect enough."""
         ratio = self.past.norm_ratio(event.step, event.optimizer)
-        return not self._norms_stand_out(event, ratio, after=True) and (
+        return not self._norms_stand_out(event, recent, ratio, after=True) and (
             not math.isnan(ratio) or not event.facts.loss_scale <= self._held_long
         )
 
-    def _norms_stand_out(self, event: Known, ratio: float, after: bool = False) -> bool:
-        """Whether the finite gradients are far longer than usual, and no others that were taken were as long."""
-        if not ratio >= SPOILED_NORMS:
+    def _norms_stand_out(self, event: Known, recent: Sequence[float], ratio: float, after: bool = False) -> bool:
+        """Whether the finite gradients are far longer than usual, and no others that were taken were as long.
+
+        Further where the loss is as any other, and the largest finite gradient nearly overflowed as well: samples that
+        happen to pull in one direction have long gradients, too.
+        """
+        gradients = self._gradients(event)
+        near = gradients is not None and gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_ALL
+        alone = near and loss_is_usual(event.facts.loss, recent, LOSS_AS_ANY)
+        if not ratio >= (SPOILED_NORMS_ALONE if alone else SPOILED_NORMS):
             return False
         heights = self.past.heights("grad_norm", event.step, event.optimizer, after=after)
         return not is_of_the_tail(ratio, heights)
 
     def _is_probed(self, event: Known) -> bool:
-        """Whether the scaler tried the next higher scale in vain: then this one has less than a doubling to spare."""
-        return self._probe is not None and self._probe.failed and event.facts.loss_scale <= self._probe.scale
+        """Whether the scale is known to have less than a doubling to spare: the scaler tried the next higher one in
+        vain, or it has overflowed before for no other reason than its height.
+        """
+        probed = self._probe is not None and self._probe.failed and event.facts.loss_scale <= self._probe.scale
+        return probed or event.facts.loss_scale >= self._edge
 
     def _probe_after(self, event: Known) -> _Probe | None:
         """What is known of the last growth after a change of the scale."""

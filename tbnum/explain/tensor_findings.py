@@ -17,6 +17,7 @@ from tbnum.explain.thresholds import (
     CLIPPED_TO,
     CURED_SHARE,
     EDGE_BINADES,
+    EXTREME_SCALE,
     GRADIENT_FADED,
     HALF_LOST,
     HEADROOM_LOST,
@@ -38,6 +39,7 @@ from tbnum.explain.view import RunView
 from tbnum.explain.words import as_float, count_text, scale_text
 from tbnum.formats import FORMATS, INF, ZERO
 from tbnum.log.columns import StepColumn, columns_named
+from tbnum.log.schema import Event
 
 __all__ = [
     "dead",
@@ -439,8 +441,16 @@ def _largest(rows: Rows) -> np.ndarray:
 
 
 def not_float16(view: RunView) -> Iterator[Finding]:
+    if any(_is_of_float16(event) for event in view.of("skip")):
+        return  # what the tables hold was written to after backward
     for rows, _ in _judged(view):
         yield from _not_float16(rows)
+
+
+def _is_of_float16(skip: Event) -> bool:
+    """Whether a skip was an overflow at a scale that no other type overflows at."""
+    overflow = skip.cause == "growth_probe" or (skip.cause == "bad_batch" and skip.severity == "info")
+    return overflow and as_float(skip.data.get("loss_scale")) < EXTREME_SCALE
 
 
 def _not_float16(rows: Rows) -> Iterator[Finding]:

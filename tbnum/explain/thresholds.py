@@ -170,6 +170,10 @@ suspect and not the scale. A scale doubled makes gradients overflow that fitted 
 usual length would have overflowed before the growth as well. The same at a scale that had held: those of good batches
 are three times as long in one step of some hundred."""
 
+SPOILED_NORMS_ALONE, LOSS_AS_ANY = 10.0, 3.0
+"""Likewise, where the loss is no more than so many robust deviations above the recent ones: nothing else speaks
+against the batch then. Small batches whose samples are alike had gradients six times as long, once in 400 steps."""
+
 EDGE_DEVIATIONS, EDGE_PROBED = 5.0, 8.0
 """Robust deviations above the recent losses up to which an overflow of a scale that had held is no bad batch's doing:
 where nothing is known of the next higher scale, and where that one had been tried in vain. Good batches pass 3 once in
