@@ -716,3 +716,31 @@ def test_norms_that_explode_early_in_a_run_are_held_against_those_that_there_are
     taken = Event(41, 0.0, "nonfinite_step", data={"nonfinite_tensors": 3, "tensors": 3, "loss": 2.0})
     found = reported(steps, [taken])["exploding_norm"]
     assert found.steps == (40, 41) and "1 step later, at step 41" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "title"),
+    [
+        (2.0, -3.0, "The loss fell below zero"),
+        (2.0, -0.01, None),  # around zero, as a policy's
+        (-2.0, -3.0, None),  # a log-density
+        (-2.0, -30.0, "The loss is far below zero"),
+        (-30.0, -2.0, None),
+        (2.0, 0.5, None),
+    ],
+)
+def test_a_loss_that_went_below_zero_is_an_information(first: float, last: float, title: str | None):
+    loss = np.linspace(first, last, COUNT) + 0.1 * np.random.default_rng(0).standard_normal(COUNT)
+    found = reported(columns(COUNT, loss=loss)).get("loss_below_zero")
+    assert (found and (found.title, found.severity)) == (title and (title, "info"))
+    if first > 0 > last and found is not None:
+        assert "was 1." in found.evidence and "the last one that was not below zero was that of step" in found.evidence
+        assert "a cross-entropy" in found.remedy.lower() and "targets out of range" in found.remedy
+
+
+def test_of_a_loss_in_a_short_run_or_of_skipped_steps_nothing_is_said_about_zero():
+    assert "loss_below_zero" not in reported(columns(100, loss=np.linspace(2, -3, 100)))
+    loss = np.full(COUNT, 2.0)
+    loss[-COUNT // 4 :] = -9.0
+    skipped = loss < 0
+    assert "loss_below_zero" not in reported(columns(COUNT, loss=loss, skipped=skipped))

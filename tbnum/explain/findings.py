@@ -45,6 +45,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("no_clipping", clip_findings.no_clipping),
     ("loss_spike", curve_findings.loss_spikes),
     ("loss_rose", level_findings.loss_rose),
+    ("loss_below_zero", level_findings.loss_below_zero),
     ("exploding_norm", curve_findings.exploding_norms),
     ("gradients_zero", level_findings.gradients_zero),
     ("norm_level", level_findings.norm_level),

@@ -39,6 +39,7 @@ from tbnum.log.columns import StepColumn, columns_named
 __all__ = [
     "first_updates",
     "gradients_zero",
+    "loss_below_zero",
     "loss_rose",
     "losses_added_up",
     "norm_level",
@@ -56,6 +57,8 @@ ENLARGED = 1.5
 """Times that what the optimizer gets is longer than what backward made, above which the loop multiplied it."""
 SURROGATE = 0.2
 """Scatter of single losses, as a share of a level below zero, above which that level is near zero."""
+BELOW_TIMES = 10.0
+"""Times as far below zero as at first that a loss went, that began there."""
 BENDS = 16
 """Bends of a curve of medians that show how levels wander: of fewer, most may be the trend's."""
 BEND_LEAST = 8
@@ -116,6 +119,32 @@ def _is_surrogate(view: RunView, levels: _Levels, lowest_at: int) -> bool:
         return True
     losses = [values for column, values in columns_named(view.steps, "loss") if column.optimizer is not None]
     return len(losses) > 1 and not all(np.array_equal(losses[0], values, equal_nan=True) for values in losses[1:])
+
+
+def loss_below_zero(view: RunView) -> Iterator[Finding]:
+    """A loss that began above zero and went below it, or went on from there to many times its size."""
+    loss = view.steps.get("loss", np.empty(0))
+    rows = np.flatnonzero(np.isfinite(loss) & ~view.skipped)
+    size = min(ROSE_WINDOW, len(rows) // ROSE_WINDOWS)
+    if size < ROSE_LEAST:
+        return
+    before, now = loss[rows[:size]], loss[rows[-size:]]
+    first, last = float(np.median(before)), float(np.median(now))
+    began_above = np.quantile(before, 0.25) > 0
+    if not (np.quantile(now, 0.75) < 0 and (began_above or last < BELOW_TIMES * first < 0)):
+        return
+    above = view.number[rows[loss[rows] >= 0]]
+    since = f"; the last one that was not below zero was that of step {int(above[-1]):,}" if len(above) else ""
+    yield Finding(
+        "loss_below_zero",
+        "info",
+        "The loss is far below zero" if not began_above else "The loss fell below zero",
+        f"The median of {size} losses was {number_text(first)} at first and is {number_text(last)} at the end{since}.",
+        "Fine for a log-density, a policy's gain or a sum with terms of either sign. A cross-entropy, a squared or an "
+        "absolute error is never below zero: look at the sign of the loss, and for targets out of range (as pixels up "
+        "to 255 under a binary cross-entropy), which it can follow without end.",
+        OF_THE_RUN,
+    )
 
 
 def _levels(view: RunView) -> _Levels | None:
