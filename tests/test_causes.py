@@ -108,6 +108,20 @@ def test_nan_in_every_tensor_right_after_a_growth_may_be_an_overflow(largest: fl
     assert causes(loop)[-1] == "backward_nonfinite"
 
 
+@pytest.mark.parametrize(("before", "severity"), [(20, "info"), (40, "warning")])
+def test_where_no_gradient_is_finite_a_scale_that_overflowed_by_itself_before_is_suspect_enough(
+    before: int, severity: str
+):
+    """Before it had held for long: then nothing else is known to have been wrong."""
+    loop = Loop(growth_interval=50)
+    facts = {"nan": 3, "inf": 22, "largest_finite": NAN}
+    for index in range(200):
+        overflow = index in (before, before + 91)  # 40 steps after the scale grew again
+        loop.step(overflow=overflow, loss=2.5 + 0.01 * (index % 7), **(facts if overflow else {}))
+    first, second = skips(explain_run(loop.run()))
+    assert (first.cause, first.severity) == (second.cause, second.severity) == ("bad_batch", severity)
+
+
 def test_nan_at_a_scale_that_had_not_held_is_no_verdict_on_backward():
     loop = Loop(scale=2.0**24)
     loop.steps(4, overflow=True, **nan_only())

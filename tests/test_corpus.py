@@ -140,6 +140,27 @@ def test_a_scale_that_overflowed_by_itself_before_explains_a_batch_of_any_loss_w
     assert (second.step, second.cause, second.severity) == (60, "bad_batch", "info" if edge else "warning")
 
 
+@pytest.mark.parametrize(("last", "period"), [(140, 20), (141, None)])
+def test_skips_at_the_same_place_of_each_epoch_are_its_short_last_batch_s(
+    last: int, period: int | None, tmp_path: Path
+) -> None:
+    bad = (40, 60, 100, last)
+    options = {"tensor_interval": 5}
+    with Loop(tmp_path, Known(), init_scale=2.0**16, growth_interval=12, lr=1e-6, options=options) as loop:
+        for step in range(150):
+            gradients = (1.05, 0.3, 0.3) if step in bad else (0.55, 0.05, 0.05)
+            loss = 9.0 if step in bad else 2.5 + 0.01 * (step % 7)
+            if loop.scaler.get_scale() > 2.0**16:
+                loop.scaler.update(2.0**16)
+            loop.step(lambda gradients=gradients, loss=loss: loop.model(gradients) + loss, planted="bad_batch")
+    found = [skip for skip in skips(run_of(tmp_path)) if skip.cause == "bad_batch"]
+    assert [skip.step for skip in found] == list(bad)
+    for skip in found:
+        assert skip.severity == ("info" if period else "warning")
+        assert (f"Such skips come at multiples of {period} steps." in skip.message) == (period is not None)
+        assert ("drop_last=True" in skip.remedy) == (period is not None)
+
+
 def test_the_length_of_the_finite_gradients_is_that_of_all_of_them_together(tmp_path: Path) -> None:
     """Most tensors of a network of experts, or behind a ReLU, have a long gradient in some batches alone."""
     small = 1e-4

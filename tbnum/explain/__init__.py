@@ -17,7 +17,7 @@ from tbnum.explain.evidence import with_evidence
 from tbnum.explain.facts import Known
 from tbnum.explain.finding import Finding
 from tbnum.explain.findings import find
-from tbnum.explain.hindsight import skip_in_hindsight, with_failed_steps, with_hindsight
+from tbnum.explain.hindsight import skip_in_hindsight, with_failed_steps, with_hindsight, with_rhythm
 from tbnum.explain.kinds import explained_event, unexplained_event
 from tbnum.explain.led_here import LedHere, Quantity, what_led_here
 from tbnum.explain.live import LiveSpikes
@@ -81,6 +81,7 @@ def explain_run(run: Record) -> list[Event]:
     explained: list[Event] = []
     for event, later in zip(known, look_ahead(known, last_step, Numbering.of(run.meta)), strict=True):
         explained += _explain(with_hindsight(event, last_step, run.steps), rules, later, look)
+    explained = attempt("the rhythm of skips", lambda: with_rhythm(explained), explained)
     derived = [update_event(run, update, past) for update in sorted({*updates, *rules.parameters.found})]
     if derived:  # they know since when
         explained = [event for event in explained if event.kind != "nonfinite_update"]

@@ -11,10 +11,15 @@ import numpy as np
 from tbnum.explain.ahead import Later
 from tbnum.explain.facts import Known
 from tbnum.explain.rules import COLLAPSE_SKIPS, Skip
+from tbnum.explain.thresholds import NORM_EXPLODED
 from tbnum.explain.words import as_float
 from tbnum.log.columns import StepColumn
+from tbnum.log.schema import Event
 
-__all__ = ["skip_in_hindsight", "with_failed_steps", "with_hindsight"]
+__all__ = ["skip_in_hindsight", "with_failed_steps", "with_hindsight", "with_rhythm"]
+
+RHYTHM_SKIPS, RHYTHM_STEPS = 4, 16
+"""Skips, from which on a common divisor of their distances, of so many steps, is no chance (0.2 %): an epoch's."""
 
 
 def with_hindsight(event: Known, last_step: int, steps: Mapping[str, np.ndarray]) -> Known:
@@ -52,6 +57,38 @@ def with_failed_steps(events: Sequence[Known]) -> list[Known]:
                 event = event._replace(event=replace(event.event, step=step, data=data))
         found.append(event)
     return found
+
+
+def with_rhythm(events: Sequence[Event]) -> list[Event]:
+    """Bad batches that all stand at the same place of an epoch are seldom bad: its last batch has few samples.
+
+    Where gradients were far longer than any good batch's, or nothing is known of them, or the scale keeps falling, they
+    stay a warning.
+    """
+    steps = [event.step for event in events if _blames_a_batch(event)]
+    period = math.gcd(*np.diff(steps).tolist())
+    if len(steps) < RHYTHM_SKIPS or period < RHYTHM_STEPS:
+        return list(events)
+    graver = [_blames_a_batch(event) and event.severity != "info" for event in events]
+    return [_in_rhythm(event, period) if grave else event for event, grave in zip(events, graver, strict=True)]
+
+
+def _blames_a_batch(event: Event) -> bool:
+    return event.kind == "skip" and event.cause == "bad_batch"
+
+
+def _in_rhythm(event: Event, period: int) -> Event:
+    evidence = event.data.get("evidence")
+    evidence = evidence if isinstance(evidence, Mapping) else {}
+    if not as_float(evidence.get("norm_ratio")) < NORM_EXPLODED or "scale_that_held" in evidence:
+        return event
+    return replace(
+        event,
+        severity="info",
+        message=f"{event.message} Such skips come at multiples of {period} steps.",
+        remedy=f"Nothing to do if each epoch ends there with a batch of few samples (drop_last=True leaves it out). "
+        f"Else look at the data at this place of each epoch, as the batch of step {event.step} (labels, outliers).",
+    )
 
 
 def skip_in_hindsight(skip: Skip, event: Known, later: Later | None) -> Skip:

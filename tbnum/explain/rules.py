@@ -360,11 +360,11 @@ class Rules:
         return is_of_the_tail(event.facts.loss / usual, self.past.heights("loss", event.step, None, after=after))
 
     def _norms_are_usual(self, event: Known, recent: Sequence[float]) -> bool:
-        """Where no gradient is finite, a scale that has never held for long is suspect enough."""
+        """Where no gradient is finite, a scale that has never held for long, or had no headroom, is suspect enough."""
         ratio = self.past.norm_ratio(event.step, event.optimizer)
-        return not self._norms_stand_out(event, recent, ratio, after=True) and (
-            not math.isnan(ratio) or not event.facts.loss_scale <= self._held_long
-        )
+        if math.isnan(ratio):
+            return self._is_probed(event) or not event.facts.loss_scale <= self._held_long
+        return not self._norms_stand_out(event, recent, ratio, after=True)
 
     def _norms_stand_out(self, event: Known, recent: Sequence[float], ratio: float, after: bool = False) -> bool:
         """Whether the finite gradients are far longer than usual, and no others that were taken were as long.
