@@ -563,6 +563,29 @@ def test_a_momentum_that_never_fades_is_reported_from_the_settings_alone(momentu
     assert ("momentum_invalid" in {finding.rule for finding in findings(run)}) == there
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "betas", "there"),
+    [
+        ("AdamW", (0.999, 0.9), True),
+        ("Adam", [0.99, 0.9], True),
+        ("AdamW", (0.9, 0.999), False),
+        ("AdamW", (0.95, 0.9), False),  # unusual, and bounded
+        ("AdamW", (0.0, 0.0), False),
+        ("AdamW", (0.9, None), False),
+        ("AdamW", "unknown", False),
+        ("Lion", (0.99, 0.9), False),  # whose second is of another kind
+    ],
+)
+def test_betas_of_adam_that_are_swapped_are_reported_from_the_settings_alone(optimizer: str, betas: Any, there: bool):
+    run = FakeRun(columns(COUNT))
+    run.meta["optimizers"] = {"optimizer": {"class": optimizer, "groups": [{"lr": 0.1, "betas": betas}]}}
+    found = {finding.rule: finding for finding in findings(run)}
+    assert ("momentum_invalid" in found) == there and "findings_left_out" not in found
+    if there:
+        assert "swapped" in found["momentum_invalid"].title
+        assert "and are divided by the size of the last 10, which" in found["momentum_invalid"].evidence
+
+
 # -- losses whose height says nothing ----------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -244,21 +245,36 @@ def _rates(view: RunView) -> dict[str | None, list[np.ndarray]]:
 
 
 def momentum(view: RunView) -> Iterator[Finding]:
-    """A momentum from which no gradient ever fades."""
+    """A momentum from which no gradient ever fades, or one of Adam's that outlasts what its steps are divided by."""
     for group in _groups(view):
         value = as_float(group.settings.get("momentum"))
-        if not value >= 1:
+        first, second = _betas(group.settings.get("betas"))
+        if value >= 1:
+            title = "The momentum never fades"
+            evidence = (
+                f"momentum={number_text(value)}: every step goes on along the sum of all gradients since the first."
+            )
+            remedy = "Give a momentum below 1; 0.9 is usual."
+        elif "Adam" in group.label and 0 < second < 1 and first**2 > math.sqrt(second):
+            title = "Adam's betas look swapped"
+            evidence = (
+                f"betas=({number_text(first)}, {number_text(second)}): steps go along the last "
+                f"{round(1 / max(1 - first, 1e-6)):,} gradients, and are divided by the size of the last "
+                f"{round(1 / (1 - second)):,}, which may be far smaller."
+            )
+            remedy = "Give betas whose second is the larger one: (0.9, 0.999) or (0.9, 0.95) are usual."
+        else:
             continue
         yield Finding(
-            "momentum_invalid",
-            "warning",
-            "The momentum never fades",
-            f"{group.label} was made with momentum={number_text(value)}: every step goes on along the sum of all "
-            "gradients since the first.",
-            "Give a momentum below 1; 0.9 is usual.",
-            OF_THE_RUN,
+            "momentum_invalid", "warning", title, f"{group.label} was made with {evidence}", remedy, OF_THE_RUN
         )
         return
+
+
+def _betas(pair: Any) -> tuple[float, float]:
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+        return math.nan, math.nan
+    return as_float(pair[0]), as_float(pair[1])
 
 
 def weight_decay(view: RunView) -> Iterator[Finding]:
