@@ -62,6 +62,20 @@ def loaded_without_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
 
 
+@pytest.mark.parametrize(("share", "severity"), [(0.1, "info"), (0.9, "warning")])
+def test_moments_that_are_reset_where_the_learning_rate_warms_up_again_are_meant(
+    share: float, severity: str, tmp_path: Path
+) -> None:
+    def restart(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.state.clear()
+        optimizer.param_groups[0]["lr"] *= share
+
+    (event,) = events_of(tmp_path, restart)
+    assert (event.step, event.severity) == (8, severity)
+    assert ("and its learning rate went down." in event.message) == (severity == "info")
+    assert ("meant for later" in event.message) == (severity == "warning")
+
+
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "its first parameter has no state"])
 @pytest.mark.parametrize("make", OPTIMIZERS)
 @pytest.mark.parametrize("loss", [cleared, zeroed, replaced_by_zeros, loaded_without_state])

@@ -23,9 +23,13 @@ RHYTHM_SKIPS, RHYTHM_STEPS = 4, 16
 
 
 def with_hindsight(event: Known, last_step: int, steps: Mapping[str, np.ndarray]) -> Known:
-    """A warning of a place that the run has left behind says so, and one of a schedule that went on a step later."""
+    """A warning of a place that the run has left behind says so, one of a schedule that went on a step later, and one
+    of moments that were reset where the learning rate warms up again.
+    """
     if event.kind == "schedule_state_lost" and _went_on(event, steps):
         return event._replace(event=replace(event.event, data={**event.data, "went_on": True}))
+    if event.kind == "moments_reset" and _rate_fell(event, steps):
+        return event._replace(event=replace(event.event, data={**event.data, "lr_lowered": True}))
     if event.kind != "repeat_of_diverged_run" or not as_float(event.data.get("at_step")) < last_step:
         return event
     return event._replace(event=replace(event.event, data={**event.data, "passed": True}))
@@ -40,6 +44,13 @@ def _went_on(event: Known, steps: Mapping[str, np.ndarray]) -> bool:
     old, new = (as_float(event.data.get(key)) for key in ("old_lr", "new_lr"))
     row = int(np.searchsorted(steps.get("step", np.empty(0, np.int64)), event.step)) + 1
     return row < len(lr) and abs(float(lr[row]) - old) < abs(new - old) / 8
+
+
+def _rate_fell(event: Known, steps: Mapping[str, np.ndarray]) -> bool:
+    """Whether the learning rate of a step is half of that before it, or less: it warms up again."""
+    lr = steps.get(StepColumn(event.optimizer, "lr").full, steps.get("lr", np.empty(0)))
+    row = int(np.searchsorted(steps.get("step", np.empty(0, np.int64)), event.step))
+    return 0 < row < len(lr) and bool(lr[row] <= lr[row - 1] / 2)
 
 
 def with_failed_steps(events: Sequence[Known]) -> list[Known]:

@@ -273,6 +273,8 @@ def _named(seen: Occurrence) -> str:
 
 _NEWER = Kind("info", lambda seen: f"{seen.event.kind} (unknown to this version of tbnum).", "")
 
+_MEANT_FOR_LATER = "with learning rates meant for later."
+
 KINDS: dict[str, Kind] = {
     "scaler_found": Kind(
         "info",
@@ -548,10 +550,11 @@ KINDS: dict[str, Kind] = {
         title="The optimizer stepped twice on the same gradients",
     ),
     "moments_reset": Kind(
-        "warning",
+        lambda seen: "info" if seen.event.data.get("lr_lowered") else "warning",
         lambda seen: (
             f"The state of {seen.event.optimizer or 'the optimizer'}{_named(seen)} was emptied, or set to zero, before "
-            f"this step{at_place(seen.event)}: it goes on as if it were the first, with learning rates meant for later."
+            f"this step{at_place(seen.event)}: it goes on as if it were the first, "
+            + ("and its learning rate went down." if seen.event.data.get("lr_lowered") else _MEANT_FOR_LATER)
         ),
         "Look for an optimizer.state that is cleared, a load_state_dict() of an empty state, or moments that are set "
         "to zero. Fine where the method asks for it; else warm the learning rate up again.",
