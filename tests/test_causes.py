@@ -69,7 +69,6 @@ def test_where_no_gradient_is_spared_it_was_made_inside_backward_nearer_to_the_l
         nan_only(nan=0, inf=9, largest_finite=NAN, **ALL),
         nan_only(inf=3),  # an inf is an overflow
         nan_only(largest_finite=60000 / 65536),  # others were near the end of float16
-        nan_only(nonfinite_names=["first"], nonfinite_tensors=1),  # as a product that overflowed may be
         nan_only(loss=40.0),  # the batch stands out
     ],
 )
@@ -79,6 +78,19 @@ def test_what_may_be_an_overflow_is_still_a_bad_batch(facts: dict[str, Any]):
         loop.step(loss=2.5 + 0.01 * (index % 7))
     loop.step(**{"overflow": True, **facts})
     assert causes(loop) == ["bad_batch"]
+
+
+@pytest.mark.parametrize("in_row", [1, 4])
+def test_nan_in_one_tensor_alone_is_an_operation_s_or_that_of_a_product_that_overflowed(in_row: int):
+    loop = Loop()
+    for index in range(40):
+        loop.step(loss=2.5 + 0.01 * (index % 7))
+    loop.steps(in_row, overflow=True, **nan_only(nonfinite_names=["first"], nonfinite_tensors=1))
+    loop.steps(20)
+    found = skips(explain_run(loop.run()))
+    assert [skip.cause for skip in found] == ["unknown", "unknown", "backward_nonfinite", "backward_nonfinite"][:in_row]
+    assert found[0].severity == ("info" if in_row == 1 else "warning")
+    assert "it overflowed, or backward made NaN" in found[0].message and "replay" in found[0].remedy
 
 
 def test_of_heavy_tails_the_first_overflow_is_no_bad_batch_though_no_scale_had_held():

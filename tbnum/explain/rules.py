@@ -28,6 +28,7 @@ from tbnum.explain.thresholds import (
     EITHER_SHARE,
     LOSS_AS_ANY,
     NORM_ROSE,
+    OVERFLOWING_NORMS,
     SCALE_FALLEN,
     SCALE_HELD,
     SPOILED_NORMS,
@@ -54,6 +55,9 @@ COLLAPSE_SKIPS = 10
 came from a non-finite loss or from non-finite parameters, or the scale has fallen below 1: an overflow of finite
 values would have ended by then. (A first scale of 2^24 and a model that bears 2^10 make 14 skips, and no collapse.)
 """
+
+NAN_AGAIN = 2
+"""Skips in a row before one, from which on NaN alone is no overflow's: the scale is a quarter of one that had held."""
 
 DEFAULT_GROWTH_INTERVAL = 2000  # torch's
 
@@ -282,6 +286,8 @@ class Rules:
             return "bad_batch" if spoiled else "growth_probe"
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
             return "unknown"  # what the scaler did before the record began is not known
+        if self._is_nan_alone(event, recent):
+            return "backward_nonfinite" if self._row.skips >= NAN_AGAIN else EITHER
         return "bad_batch"
 
     def _is_untried(self, event: Known, held: int, before: int) -> bool:
@@ -296,8 +302,8 @@ class Rules:
 
     def _arose_in_backward(self, event: Known, held: int, recent: Sequence[float]) -> bool:
         """Whether NaN is no overflow's, at a scale that a step had passed or that is one growth above such a one."""
-        loss, gradients = event.facts.loss, self._gradients(event)
-        if not (math.isfinite(loss) and not loss_stands_out(loss, recent) and loss_is_within(loss, recent)):
+        gradients = self._gradients(event)
+        if not _loss_is_good(event.facts.loss, recent):
             return False
         probe = self._probe
         if probe is not None and not probe.failed and held < PROBE_STEPS and probe.scale > 4 * probe.scale_below:
@@ -305,6 +311,18 @@ class Rules:
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
             return False  # what the scaler did before the record began is not known
         return no_overflow(event.facts, gradients) or nothing_is_spared(event.facts, gradients)
+
+    def _is_nan_alone(self, event: Known, recent: Sequence[float]) -> bool:
+        """Whether a loss as any other left NaN and no inf, say in one tensor, and others far from the end of float16
+        and as long as usual: an operation's backward did so, or the product of an activation that overflowed.
+        """
+        gradients = self._gradients(event)
+        if gradients is None or not gradients.nan > 0 or gradients.inf > 0:
+            return False
+        near = gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_ALL
+        longer = self.past.norm_ratio(event.step, event.optimizer) >= OVERFLOWING_NORMS
+        loss = event.facts.loss
+        return not near and not longer and _loss_is_good(loss, recent) and not _loss_is_high(loss, recent)
 
     def _may_have_overflowed(self, event: Known, held: int, recent: Sequence[float]) -> bool:
         """Whether NaN that looks like backward's own may be an overflow's all the same.
@@ -318,8 +336,7 @@ class Rules:
         everywhere = event.facts.nonfinite_tensors == event.facts.tensors > 1  # what is finite is no measure of them
         if self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS):
             return everywhere or not elsewhere
-        lower = sum(event.facts.loss > loss for loss in recent)
-        return not elsewhere and len(recent) >= 10 and lower >= EITHER_SHARE * len(recent)
+        return not elsewhere and _loss_is_high(event.facts.loss, recent)
 
     def _gradients(self, event: Known) -> Gradients | None:
         facts = event.facts
@@ -415,6 +432,14 @@ class Rules:
         known = Counter({name: row.causes[name] for name in HOPELESS if row.causes[name]})
         cause = known.most_common(1)[0][0] if known else "backward_nonfinite" if nan_only else "unknown"
         return Collapse(cause, row.start, row.skips, row.first_scale, row.scale)
+
+
+def _loss_is_good(loss: float, recent: Sequence[float]) -> bool:
+    return math.isfinite(loss) and not loss_stands_out(loss, recent) and loss_is_within(loss, recent)
+
+
+def _loss_is_high(loss: float, recent: Sequence[float]) -> bool:
+    return len(recent) >= 10 and sum(loss > other for other in recent) >= EITHER_SHARE * len(recent)
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,9 @@ suspect and not the scale. A scale doubled makes gradients overflow that fitted 
 usual length would have overflowed before the growth as well. The same at a scale that had held: those of good batches
 are three times as long in one step of some hundred."""
 
+OVERFLOWING_NORMS = 2.0
+"""Times their usual length that the finite gradients have, from which on NaN in others may well be an overflow's."""
+
 SPOILED_NORMS_ALONE, LOSS_AS_ANY = 10.0, 3.0
 """Likewise, where the loss is no more than so many robust deviations above the recent ones: nothing else speaks
 against the batch then. Small batches whose samples are alike had gradients six times as long, once in 400 steps."""
