@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from tbnum.formats import FORMATS, ZERO
 from tbnum.measure.chunks import INF_BITS, Batch, Piece, batches_of, count_keys, on_device
 from tbnum.measure.histogram import TensorHistograms, bins_in, bins_of
+from tbnum.measure.on_host import Magnitudes
 
 __all__ = ["STATISTICS", "TensorStatistics", "statistics_of"]
 
@@ -79,6 +81,9 @@ def statistics_of(
     where the scale is a power of two (the histogram gives nearly all then) and 4 ns where it is not. Memory: 4 kB a
     tensor, and a few times a piece, 0.26 M elements on a CPU and 4 M elsewhere.
     """
+    on_host = _of_small(tensors, scale, histograms) if isinstance(scale, float) else None
+    if on_host is not None:
+        return [on_host]
     found = []
     for device, batches in batches_of(tensors).items():
         if isinstance(scale, Tensor):
@@ -96,6 +101,34 @@ def statistics_of(
         each = TensorHistograms(index, counts) if histograms else None
         found.append(TensorStatistics(index, elements, values, counts.sum(0), each))
     return found
+
+
+def _of_small(tensors: Sequence[Tensor], scale: float, histograms: bool) -> TensorStatistics | None:
+    """None where they are not small, not finite, or some would have to be compared with a threshold one by one."""
+    small = Magnitudes.of(tensors) if math.isfinite(scale) else None
+    if small is None:
+        return None
+    counts, (cut, first, last) = small.histograms(), _bins_of_shares(scale)
+    if counts[:, cut].any():
+        return None
+    values = np.zeros((len(tensors), len(STATISTICS)), np.float32)  # no NaN, and no inf
+    values[:, 0], values[:, STATISTICS.index("zero")] = small.largest(), counts[:, ZERO]
+    up_to = counts.cumsum(1)
+    np.subtract(up_to[:, last], up_to[:, first], out=values[:, _FIRST_SHARE:], casting="unsafe")
+    values[:, _FIRST_SHARE:] /= np.array(small.lengths, np.float32)[:, None]
+    each = TensorHistograms(range(len(tensors)), torch.from_numpy(counts)) if histograms else None
+    whole = torch.from_numpy(counts.sum(0))
+    return TensorStatistics(range(len(tensors)), small.lengths, torch.from_numpy(values), whole, each)
+
+
+@functools.lru_cache(maxsize=16)
+def _bins_of_shares(scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The bins that a threshold cuts; and for each share the bin before those of its elements, and the last of them."""
+    thresholds = _Thresholds.at(scale, torch.float32, torch.device("cpu"))
+    kept, over = ([thresholds.bins[places[name]] for name in FORMATS] for places in (_KEPT, _OVER))
+    first = [ZERO + 1] * len(FORMATS) + over
+    last = kept + [thresholds.bins[_NOT_FINITE]] * len(FORMATS)
+    return np.array([thresholds.bins[at] for at in thresholds.cut], int), np.array(first) - 1, np.array(last) - 1
 
 
 @dataclass(frozen=True)
