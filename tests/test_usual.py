@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import tbnum
+from tbnum.observe.track import OFTEN
 from tbnum.observe.usual import Noted, Usual
 from tests.published.check import all_loops, run_loop
 
@@ -99,6 +100,18 @@ def by_hand(loop: Loop) -> None:
     loop.look()
     loop.step()
     loop.optimizer.zero_grad()
+
+
+def by_hand_without_a_mark(loop: Loop) -> None:
+    """So often that samples of the gradients are taken in one of the steps."""
+    for _ in range(OFTEN):
+        loop.backward()
+        for parameter in loop.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.data.mul_(0.5)
+        loop.look()
+        loop.step()
+        loop.optimizer.zero_grad()
 
 
 def replaced(loop: Loop) -> None:
@@ -222,6 +235,7 @@ ODD: dict[str, Callable[[Loop], None]] = {
     "two steps": twice,
     "a backward on the side": side,
     "gradients changed by hand": by_hand,
+    "gradients changed by hand without a mark": by_hand_without_a_mark,
     "gradients replaced": replaced,
     "gradients not zeroed": not_zeroed,
     "clipped and given up": clipped_and_given_up,

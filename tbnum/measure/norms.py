@@ -18,7 +18,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from tbnum.measure.chunks import stored
 
-__all__ = ["Taken", "TensorNorms", "combine", "norms_of", "plain_norms_of"]
+__all__ = ["Taken", "TensorNorms", "combine", "host_norms_of", "is_large", "norms_of"]
 
 # torch reduces a large CPU tensor in float32 with too few partial sums: the 2-norm is off by 6e-5 at 3 M
 # elements and by 3e-3 at 38 M. Rows of 65,536 elements first, then the norm of their norms, give 2e-7.
@@ -81,7 +81,7 @@ def norms_of(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> lis
     overflow float32 (beyond about 1e19) give inf, and those whose squares vanish in it (below about 1e-22) count as
     zero; in float64 neither happens.
     """
-    plain = plain_norms_of(tensors) if dtype is None else None
+    plain = _plain_norms_of(tensors) if dtype is None else None
     if plain is not None:
         return [TensorNorms(range(len(tensors)), plain, in_order=True)]
     return _norms_of_any(tensors, dtype) if tensors else []
@@ -103,7 +103,7 @@ def _norms_of_any(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[
     return [TensorNorms(index, _stack(norms)) for index, norms in by_device.values()]
 
 
-def plain_norms_of(tensors: Sequence[Tensor]) -> Tensor | None:
+def _plain_norms_of(tensors: Sequence[Tensor]) -> Tensor | None:
     """(P,) 2-norms where torch measures the tensors well as they are: the common case, found in 0.2 us a tensor."""
     kinds = set(map(_kind_of, tensors))
     if len(kinds) != 1 or not kinds <= _PLAIN or max(map(Tensor.numel, tensors)) > _CHUNK_ABOVE:
@@ -111,6 +111,27 @@ def plain_norms_of(tensors: Sequence[Tensor]) -> Tensor | None:
     return torch.stack(torch._foreach_norm(list(tensors), 2))
 
 
+def host_norms_of(tensors: list[Tensor]) -> tuple[list[float], torch.dtype] | None:
+    """2-norms as `norms_of` gives them, and their type, of tensors that the host has and of which none `is_large`.
+
+    None where they may be others than plain ones: the norms show it. To ask the tensors takes as long as the pass.
+    """
+    try:
+        norms = torch._foreach_norm(tensors, 2) if tensors[0].is_cpu else ()
+    except (NotImplementedError, RuntimeError):  # a sparse one
+        return None
+    if set(map(_sort_of, norms)) not in _PLAIN_SORTS:
+        return None
+    return list(map(Tensor.item, norms)), norms[0].dtype
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Whether torch's own norm of it would not be exact on the host."""
+    return tensor.numel() > _CHUNK_ABOVE
+
+
+_sort_of = operator.attrgetter("dtype", "is_cpu")
+_PLAIN_SORTS = ({(torch.float32, True)}, {(torch.float64, True)})
 _kind_of = operator.attrgetter("dtype", "layout", "is_cpu", "requires_grad")
 _PLAIN = {(torch.float32, torch.strided, True, False), (torch.float64, torch.strided, True, False)}
 

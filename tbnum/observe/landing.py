@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tbnum.formats import BINS, CHECKSUM
@@ -23,6 +24,7 @@ __all__ = ["Note", "Pending"]
 
 
 _NOTHING_SENT = Transfer(())
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class Pending:
@@ -141,7 +143,8 @@ class Note:
     step: int
     wall_time: float
     losses: list[float]
-    norms: Tensor  # (P,)
+    norms: list[float]
+    norms_type: torch.dtype
     grad_norm: float
     rates: list[float]
     is_lost: bool  # somebody wrote to the gradients in the step
@@ -165,7 +168,11 @@ class Note:
 
     def land(self) -> tuple[StepRecord, None]:
         one = OptimizerRecord(tensors=len(self.norms), lr=self.rates, grad_norm=self.grad_norm, loss=sum(self.losses))
-        one.nonfinite_tensors, one.grad_norms, one.norms_taken = 0.0, self.norms.numpy(), BY_PASS
+        one.nonfinite_tensors, one.grad_norms, one.norms_taken = (
+            0.0,
+            np.array(self.norms, _NUMPY[self.norms_type]),
+            BY_PASS,
+        )
         one.grad_norm_clipped = self.grad_norm
         if self.max_norm is not None and self.coefficient is not None:
             one.max_norm, one.clip_coef, one.norms_taken = self.max_norm, self.coefficient, BY_CLIP

@@ -14,6 +14,8 @@ from tbnum.observe.transfer import Number, Transfer, hold, tensors_in
 
 __all__ = ["Moments"]
 
+_version_of = operator.attrgetter("_version")
+
 LOOKS = 16  # at moments that were written to and are as they should be, after which that is the loop's habit
 
 
@@ -62,8 +64,19 @@ class Moments:
 
     def are_as_left(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether all of `lost` is said with that, and of `stepped` with `stepped_as_before`."""
-        self._begun = _marks_of(optimizer)
-        return self._begun == self._left and self._writes is not None and not self._looks
+        if self._writes is None or self._looks:
+            return False
+        self._begun = self._left if self._is_untouched(optimizer) else _marks_of(optimizer)
+        return self._begun == self._left
+
+    def _is_untouched(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Where all that is kept of the first parameter are tensors, as nearly always: in a few looks."""
+        _, _, ids, versions = self._left
+        try:
+            kept = next(iter(optimizer.state.values())).values()
+            return bool(ids) and list(map(id, kept)) == ids and list(map(_version_of, kept)) == versions
+        except (AttributeError, RuntimeError, StopIteration):
+            return False
 
     def lost(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Before a step: the names of moments that the step before has left, and that are gone or zero now.

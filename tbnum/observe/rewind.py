@@ -25,14 +25,13 @@ class Moment(NamedTuple):
 
     @staticmethod
     def now(scaler: torch.amp.GradScaler | None, devices: Iterable[torch.device] = ()) -> Moment:
-        """About 10 microseconds and 5 kB on the CPU; on a device its seed and offset, and a copy of the scale there.
+        """Some microseconds and 5 kB on the CPU; of `devices` seed and offset, and a copy of the scale there.
 
         No host sync. Leaves out the generators of Python and numpy, which take ten times as long.
         """
         states = {"cpu": torch.default_generator.get_state()}
         for device in devices:
-            if device.type in ("cuda", "xpu"):
-                states[str(device)] = getattr(torch, device.type).get_rng_state(device)
+            states[str(device)] = getattr(torch, device.type).get_rng_state(device)
         scale: Tensor | float | None = None
         if scaler is not None and scaler.is_enabled():
             # Until its first use a scaler has no tensor: it will begin with the scale that it was made with.
@@ -49,7 +48,7 @@ class StepStarts:
     """
 
     def __init__(self, scaler: torch.amp.GradScaler | None, devices: Iterable[torch.device]) -> None:
-        self._devices = sorted(set(devices), key=str)
+        self._devices = sorted({device for device in devices if device.type in ("cuda", "xpu")}, key=str)
         self.open = Moment.now(scaler, self._devices)
         self.last: Moment | None = None
 

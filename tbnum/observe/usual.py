@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tbnum.measure.norms import Taken, TensorNorms, plain_norms_of
+from tbnum.measure.norms import Taken, TensorNorms, host_norms_of, is_large
 from tbnum.observe.attempt import UNKNOWN, Attempt, Loss, Measurement, Outcome, Update
 from tbnum.observe.clips import Cover, coefficient_of
 from tbnum.observe.given_up import some_versions
@@ -58,9 +58,9 @@ class Noted:
     __slots__ = (
         "_arrived", "_attempts", "_batch_ids", "_clips_after", "_coefficient", "_due", "_found_inf", "_grad_norm",
         "_gradients", "_ids", "_is_lost", "_is_on", "_looked_at", "_loop", "_losses", "_losses_part", "_max_norm",
-        "_moments", "_name", "_norms", "_optimizer", "_rates", "_running", "_scale", "_scaler", "_scalers_part",
-        "_seen", "_step", "_steps_by_scaler", "_thread", "_tracker", "_unscaled_after", "_used", "_vain", "_verify",
-        "stage",
+        "_moments", "_name", "_norms", "_norms_type", "_optimizer", "_parameters", "_rates", "_running", "_samples",
+        "_scale", "_scaler", "_scalers_part", "_seen", "_step", "_steps_by_scaler", "_thread", "_tracker",
+        "_unscaled_after", "_used", "_vain", "_verify", "stage",
     )  # fmt: skip
 
     def __init__(self, loop: Loop, losses: Losses, scalers: Scalers) -> None:
@@ -71,7 +71,7 @@ class Noted:
         self._is_on = self._clips_after = False
         self._vain = 0  # times in a row that no step could be noted
         self.stage = IDLE
-        self._step = self._due = self._attempts = self._thread = 0
+        self._step = self._due = self._attempts = self._thread = self._parameters = 0
         self._verify, self._batch_ids = loop.meter.verify_interval, loop.assembly.batch_ids
         self._used: Marks = ([], [])  # of the gradients of the last step, after it
         self._ids: list[int] = []  # of those of the attempt
@@ -85,12 +85,14 @@ class Noted:
         self._losses: list[float] = []
         self._gradients: list[Tensor] = []  # from the first look at them on
         self._seen: list[int] = []  # their versions at the last look
-        self._norms: Tensor | None = None  # of those, once they were taken
+        self._norms: list[float] = []  # of those, once they were taken
+        self._norms_type = torch.float32
         self._grad_norm = UNKNOWN
         self._max_norm: float | None = None  # of its clip
         self._coefficient: float | None = None
         self._looked_at: tuple[int, ...] | None = None
         self._rates: list[float] = []
+        self._samples: tuple[float, ...] = ()  # of the gradients after the first backward, now and then
         self._unscaled_after: int | None = None
         self._scale = UNKNOWN
         self._steps_by_scaler = False  # inside scaler.step()
@@ -126,6 +128,7 @@ class Noted:
             and not (track.discarded or track.discarding or track.sides)
             and not track.leftovers.is_suspected
             and loop.meter.layouts.are_whole(track.name)
+            and not any(map(is_large, loop.parameters()))
             and loop.assembly.is_clear
             and not loop.logged
         )
@@ -134,6 +137,7 @@ class Noted:
             self._thread, self._clips_after = get_ident(), track.clips_after_unscale
             self._step, self._due = loop.assembly.next_step, loop.meter.next_due()
             self._attempts, self._used = track.attempts, track.used
+            self._parameters = len(loop.parameters())
             self._vain += 1
 
     def leave(self, *, anywhere: bool = False) -> None:
@@ -183,12 +187,13 @@ class Noted:
         attempt.arrived = self._ids, self._arrived
         attempt.scaler = None if self._scaler is None else self._scaler()
         attempt.unscaled_after, attempt.loss_scale = self._unscaled_after, self._scale
-        attempt.looked_at, attempt.lr = self._looked_at, self._rates
+        attempt.looked_at, attempt.lr, attempt.samples = self._looked_at, self._rates, self._samples
         attempt.found_inf, attempt.after_is_lost = self._found_inf, self._is_lost
         if self._seen:
             attempt.seen = Gradients.of_these(self._gradients, self._seen)
-        if self._norms is not None:
-            norms, count = TensorNorms(range(len(self._norms)), self._norms, in_order=True), len(self._norms)
+        if self._norms:
+            count = len(self._norms)
+            norms = TensorNorms(range(count), torch.tensor(self._norms, dtype=self._norms_type), in_order=True)
             by_clip = self._max_norm is not None
             attempt.before = Measurement([norms], [self._grad_norm], [0.0], 1.0, by_clip, is_usual=True)
             attempt.is_measured, attempt.parameters, attempt.places = True, count, range(count)
@@ -223,7 +228,7 @@ class Usual(Noted):
         if stage == IDLE:
             if set(map(type, there)) != _NOTHING:
                 return False
-        elif stage == OPEN and self._looked_at is None:
+        elif stage == OPEN and self._looked_at is None and not self._samples:
             if list(map(id, there)) != self._ids or list(map(_version_of, there)) != self._arrived:
                 return False
             self._gradients = there
@@ -244,9 +249,9 @@ class Usual(Noted):
             there += map(_gradient_of, group["params"])
         if set(map(type, there)) != _PLAIN or type(root) is not Tensor or type(by) is not Tensor:
             return False
-        if not (root.is_cpu and by.is_cpu and root.is_floating_point() and root.numel() == by.numel() == 1):
+        if len(there) != self._parameters:  # a group was added
             return False
-        if not (self._losses or (self._attempts + 1) % OFTEN):  # one to take samples of
+        if not (root.is_cpu and by.is_cpu and root.is_floating_point() and root.numel() == by.numel() == 1):
             return False
         scaled = scaled_by((root,))
         if scaled is None and self._scaler is None:
@@ -269,6 +274,8 @@ class Usual(Noted):
         if self._losses and (ids != self._ids or versions == self._arrived):
             return False
         self._ids, self._arrived, self._gradients, self._running = ids, versions, [], ((), ())
+        if not (self._losses or (self._attempts + 1) % OFTEN):
+            self._samples = self._harmless(Gradients.of_these(there, versions).samples) or ()
         self._losses.append(loss)
         self.stage = OPEN
         if self._batch_ids.is_used:
@@ -295,12 +302,15 @@ class Usual(Noted):
         norms = taken.of(there)
         if self._max_norm is not None or norms is None or list(map(id, there)) != self._ids:
             return False
-        total = math.hypot(*norms.norms.tolist())
+        if self._samples and self._unscaled_after is None and self._were_written(there):
+            return False
+        values = norms.norms.tolist()
+        total = math.hypot(*values)
         if not VANISHING <= total < math.inf or (self._scaler is not None and self._unscaled_after is None):
             return False
         self._looked_at = some_versions(optimizer)
         self._gradients, self._seen = there, list(map(_version_of, there))
-        self._norms, self._grad_norm, self._max_norm = norms.norms, total, max_norm
+        self._norms, self._norms_type, self._grad_norm, self._max_norm = values, norms.norms.dtype, total, max_norm
         self._clips_after = self._unscaled_after is not None
         return True
 
@@ -356,12 +366,19 @@ class Usual(Noted):
         return True
 
     def _measures(self, gradients: list[Tensor]) -> bool:
-        norms = plain_norms_of(gradients)
-        total = UNKNOWN if norms is None else math.hypot(*norms.tolist())
+        measured = host_norms_of(gradients)
+        if measured is None:
+            return False
+        norms, self._norms_type = measured
+        total = math.hypot(*norms)
         if not VANISHING <= total < math.inf:
             return False
         self._norms, self._grad_norm = norms, total
         return True
+
+    def _were_written(self, gradients: list[Tensor]) -> bool:
+        """Since the last backward, through `.data`, which leaves no mark."""
+        return self._harmless(Gradients.of_these(gradients, []).samples, self._samples) != self._samples
 
     def _found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[float]:
         state = scaler._per_optimizer_states.get(id(optimizer))
@@ -404,7 +421,9 @@ class Usual(Noted):
             return False
         if self._scaler is not None and getattr(optimizer, "grad_scale", None) is not None:
             return False
-        if not self._moments.are_as_left(optimizer) or not (self._norms is not None or self._measures(there)):
+        if self._samples and self._scaler is None and self._max_norm is None and self._were_written(there):
+            return False
+        if not self._moments.are_as_left(optimizer) or not (self._norms or self._measures(there)):
             return False
         self._gradients, self._seen, self._rates = there, versions, rates
         self.stage = STEPPING
@@ -424,13 +443,13 @@ class Usual(Noted):
         return True
 
     def _closes(self, tracker: float, new_scale: float | None) -> None:
-        assert self._norms is not None
         note = Note(
             self._name,
             self._step,
             time.time(),
             self._losses,
             self._norms,
+            self._norms_type,
             self._grad_norm,
             self._rates,
             self._is_lost,
