@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -164,7 +165,8 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
     """
     if len(values) <= BASELINE:
         return []
-    windows = np.lib.stride_tricks.sliding_window_view(values, BASELINE)[::STRIDE]
+    halves = values[: len(values) // STRIDE * STRIDE].reshape(-1, STRIDE)
+    windows = np.concatenate((halves[:-1], halves[1:]), axis=1)  # (W, BASELINE), one for each `STRIDE` values
     following = np.full(-(-(len(values) - BASELINE) // STRIDE) * STRIDE, -np.inf)
     following[: len(values) - BASELINE] = values[BASELINE:]
     blocks = following.reshape(-1, STRIDE)  # (W, STRIDE) the values that are held against each window
@@ -180,7 +182,8 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
         lately = np.maximum(deviation, lately)
     above, least = blocks[some] - usual, limits.share * np.abs(usual)
     high = above > np.maximum(limits.deviations * deviation, least)
-    stayed = _stayed(above, lately, least, limits.small * np.abs(usual), _wander(windows, blocks, middle))
+    small = limits.small * np.abs(usual)
+    stayed = _stayed(above, lately, least, small, functools.partial(_wander, windows, blocks, middle))
     window, place = np.nonzero(high | stayed)
     at = BASELINE + some[window] * STRIDE + place  # rising
     highest = at[high[window, place]]
@@ -258,7 +261,7 @@ def _half_medians(above: np.ndarray) -> np.ndarray:
 
 
 def _stayed(
-    above: np.ndarray, deviation: np.ndarray, least: np.ndarray, small: np.ndarray, wander: float
+    above: np.ndarray, deviation: np.ndarray, least: np.ndarray, small: np.ndarray, wander: Callable[[], float]
 ) -> np.ndarray:
     """(W, STRIDE) bool: values of those halves of a block whose median is higher than noise makes medians.
 
@@ -267,11 +270,18 @@ def _stayed(
     values are those that lie higher by as much themselves: the first of them is where it began, or next to it.
     """
     halves, level = above.reshape(len(above), -1, LEVEL_VALUES), _half_medians(above)
-    if math.isnan(wander):
+
+    def limit(wanders: float) -> np.ndarray:
+        high = np.maximum(max(LEVEL_ERRORS, SPIKE_DEVIATIONS * wanders) * deviation, least)
+        return np.minimum(high, np.maximum(max(SMALL_DEVIATIONS, SPIKE_DEVIATIONS * wanders) * deviation, small))
+
+    if not (level > limit(0.0)).any():  # nearly always, and then it does not matter how much losses wander
         return np.zeros(above.shape, bool)
-    limit = np.maximum(max(LEVEL_ERRORS, SPIKE_DEVIATIONS * wander) * deviation, least)
-    limit = np.minimum(limit, np.maximum(max(SMALL_DEVIATIONS, SPIKE_DEVIATIONS * wander) * deviation, small))
-    return np.asarray(((level > limit)[:, :, None] & (halves > limit[:, :, None])).reshape(above.shape))
+    wanders = wander()
+    if math.isnan(wanders):
+        return np.zeros(above.shape, bool)
+    over = limit(wanders)
+    return np.asarray(((level > over)[:, :, None] & (halves > over[:, :, None])).reshape(above.shape))
 
 
 def _medians(windows: np.ndarray) -> np.ndarray:

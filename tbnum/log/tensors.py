@@ -298,6 +298,7 @@ _ONE_FOR_ALL = 0x40
 _DEFLATED = 0x80
 
 _LARGEST_EXACT = 2.0**53
+_WORTH_DEFLATING = 64  # bytes: of fewer it saves some at most, and takes as long as of thousands
 
 
 def _is_share(name: str) -> bool:
@@ -311,7 +312,7 @@ def _packed(values: np.ndarray, share: bool = False) -> tuple[int, bytes]:
     if len(stored) and (stored.view(f"<u{stored.itemsize}") == stored.view(f"<u{stored.itemsize}")[0]).all():
         return how | _ONE_FOR_ALL, stored[:1].tobytes()
     plain = stored.view(np.uint8).reshape(len(stored), stored.itemsize).T.tobytes()
-    deflated = zlib.compress(plain)
+    deflated = zlib.compress(plain) if len(plain) >= _WORTH_DEFLATING else plain
     return (how | _DEFLATED, deflated) if len(deflated) < len(plain) else (how, plain)
 
 

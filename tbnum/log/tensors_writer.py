@@ -95,11 +95,14 @@ class TensorsWriter:
 
     def drain(self) -> None:
         """Writes the tables that wait. Some 0.5 ms for one of 150 tensors, most of it without the interpreter lock."""
+        file: RecordAppender | None = None
         while self._waiting:
             entry = self._waiting.popleft()
             try:
-                self._write(entry)
+                file = file or self._opened()  # looked at once for all that wait
+                self._write(file, entry)
             except OSError as error:
+                file = None
                 self._known.clear()  # they may be among what was lost
                 self._count(trouble(error))
             except Exception as error:
@@ -117,12 +120,11 @@ class TensorsWriter:
         self._waiting = deque()
         self.close()
 
-    def _write(self, entry: _Waiting) -> None:
+    def _write(self, file: RecordAppender, entry: _Waiting) -> None:
         """OSError where the disk does not take it."""
         tag = TAG_HISTOGRAMS if isinstance(entry.table, HistogramTable) else TAG_TENSORS
         step = max(int(entry.table.step), 0)
         for names, columns, payload in encode_tables(entry.table):
-            file = self._opened()
             if file.size >= self._repeat_at:
                 self._known.clear()
             reported = []
