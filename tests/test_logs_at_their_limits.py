@@ -50,14 +50,14 @@ INF, NAN = math.inf, math.nan
 )
 def test_whole_numbers_take_as_many_bytes_as_the_largest_needs(largest: int, stored: str) -> None:
     for values in (np.array([0.0, largest]), np.array([0, largest])):
-        code, narrow = tensors_of._narrowed(values, False)
+        code, narrow = tensors_of._narrowed([values], [False])[0]
         if values.dtype.kind == "i" and largest > 2**53:
             assert narrow.dtype == "<u8"
             continue
         assert narrow.dtype == np.dtype(stored) == np.dtype(tensors_of._TYPES[code]) and narrow.tolist() == [0, largest]
     for values in (np.array([-1.0, min(largest, 2**24)]), np.array([-1, min(largest, 2**24)])):
-        assert tensors_of._narrowed(values, False)[1].tolist() == values.tolist()
-        assert tensors_of._narrowed(values, False)[1].dtype.kind == "f"
+        assert tensors_of._narrowed([values], [False])[0][1].tolist() == values.tolist()
+        assert tensors_of._narrowed([values], [False])[0][1].dtype.kind == "f"
 
 
 @pytest.mark.parametrize(
@@ -75,21 +75,21 @@ def test_whole_numbers_take_as_many_bytes_as_the_largest_needs(largest: int, sto
     ],
 )
 def test_numbers_stay_float64_where_float32_would_lose_more_than_digits(value: float, stored: str) -> None:
-    code, narrow = tensors_of._narrowed(np.array([0.5, value]), False)
+    code, narrow = tensors_of._narrowed([np.array([0.5, value])], [False])[0]
     assert narrow.dtype == np.dtype(stored) == np.dtype(tensors_of._TYPES[code])
     assert narrow.tolist() == pytest.approx([0.5, value], rel=2**-24, nan_ok=True)
 
 
 def test_shares_keep_two_bytes_and_only_zero_and_one_become_zero_and_one() -> None:
     values = np.array([0.0, 1e-45, 1e-41, 0.25, 1 / 3, 0.998, 0.9999, 1.0, NAN])
-    code, narrow = tensors_of._narrowed(values, True)
+    code, narrow = tensors_of._narrowed([values], [True])[0]
     assert code == len(tensors_of._TYPES) and narrow.dtype == "<u2"
     back = tensors_of.unpacked(code, [narrow.view(np.uint8).reshape(-1, 2).T.tobytes()], len(values))[0]
     assert back[[0, 3, 7]].tolist() == [0.0, 0.25, 1.0] and math.isnan(back[8])
     assert all(0 < share < 1 for share in back[[1, 2, 4, 5, 6]].tolist())
     assert back[[4, 5]].tolist() == pytest.approx([1 / 3, 0.998], rel=0.004)
     for beyond in (-0.1, 1.1):  # no share
-        assert tensors_of._narrowed(np.array([0.5, beyond]), True)[0] != code
+        assert tensors_of._narrowed([np.array([0.5, beyond])], [True])[0][0] != code
     assert [tensors_of._is_share(name) for name in ("underflow/float16", "overflow/e4m3", "zero", "flow/under")] == [
         True,
         True,

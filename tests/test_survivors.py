@@ -265,9 +265,9 @@ def test_a_share_too_small_for_its_16_bits_is_not_0_and_one_below_1_is_not_1() -
 
 def test_numbers_that_float32_rounds_take_four_bytes_and_those_that_it_loses_eight() -> None:
     fourth, eighth = _TYPES.index("<f4"), _TYPES.index("<f8")
-    assert _narrowed(np.array([0.1, 1e-30]), share=False)[0] == fourth
-    assert _narrowed(np.array([0.1, 1e-40]), share=False)[0] == eighth  # float32 has fewer digits of it
-    assert _narrowed(np.array([0.1, 1e300]), share=False)[0] == eighth
+    assert _narrowed([np.array([0.1, 1e-30])], [False])[0][0] == fourth
+    assert _narrowed([np.array([0.1, 1e-40])], [False])[0][0] == eighth  # float32 has fewer digits of it
+    assert _narrowed([np.array([0.1, 1e300])], [False])[0][0] == eighth
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.uint8])

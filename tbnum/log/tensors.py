@@ -23,7 +23,7 @@ import itertools
 import json
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -179,7 +179,8 @@ def encode_tables(table: TensorTable | HistogramTable) -> list[tuple[str, str, b
     if isinstance(table, TensorTable):
         kind = _position(table.reason, TABLE_REASONS)
         columns = columns_text(tuple(table.columns), table.optimizer)
-        packed = [_packed(_checked(name, values, rows), _is_share(name)) for name, values in table.columns.items()]
+        values = [_checked(name, each, rows) for name, each in table.columns.items()]
+        packed = _packed(values, [_is_share(name) for name in table.columns])
     else:
         kind = _position(table.source, HISTOGRAM_SOURCES)
         columns = columns_text(_HISTOGRAM_COLUMNS, None)
@@ -280,12 +281,8 @@ def _packed_histograms(table: HistogramTable) -> list[tuple[int, bytes]]:
     if counts.shape != (rows, BINS):
         raise ValueError(f"counts have the shape {counts.shape}, not ({rows}, {BINS})")
     occupied = counts.any(axis=0)
-    return [
-        _packed(np.asarray(occupied, np.uint8)),
-        _packed(counts[:, occupied]),
-        _packed(_checked("low", table.low, rows)),
-        _packed(_checked("high", table.high, rows)),
-    ]
+    edges = [_checked("low", table.low, rows), _checked("high", table.high, rows)]
+    return [*_packed([occupied.view(np.uint8)]), *_packed([counts[:, occupied].reshape(-1)]), *_packed(edges)]
 
 
 # -- values
@@ -305,11 +302,14 @@ def _is_share(name: str) -> bool:
     return name.split("/")[0] in ("underflow", "overflow")
 
 
-def _packed(values: np.ndarray, share: bool = False) -> tuple[int, bytes]:
-    """How `values` are stored, and their bytes."""
-    values = values.reshape(-1)
-    how, stored = _narrowed(values, share)
-    if len(stored) and (stored.view(f"<u{stored.itemsize}") == stored.view(f"<u{stored.itemsize}")[0]).all():
+def _packed(columns: Sequence[np.ndarray], shares: Sequence[bool] = ()) -> list[tuple[int, bytes]]:
+    """How each column is stored, and its bytes. All are of one length, (N,)."""
+    return [_deflated(how, stored) for how, stored in _narrowed(columns, shares or [False] * len(columns))]
+
+
+def _deflated(how: int, stored: np.ndarray) -> tuple[int, bytes]:
+    bits = stored.view(f"<u{stored.itemsize}")
+    if len(bits) and (bits == bits[0]).all():
         return how | _ONE_FOR_ALL, stored[:1].tobytes()
     plain = stored.view(np.uint8).reshape(len(stored), stored.itemsize).T.tobytes()
     deflated = zlib.compress(plain) if len(plain) >= _WORTH_DEFLATING else plain
@@ -341,24 +341,44 @@ def unpacked(how: int, data: Sequence[bytes], count: int) -> np.ndarray:
     return (values.astype("<u4") << np.uint32(16)).view("<f4") if how & _TYPE == _SHARE else values
 
 
-def _narrowed(values: np.ndarray, share: bool) -> tuple[int, np.ndarray]:
-    """The position of a type in `_TYPES`, and the values in it."""
-    if values.dtype.kind not in "fiub":
+def _narrowed(columns: Sequence[np.ndarray], shares: Sequence[bool]) -> list[tuple[int, np.ndarray]]:
+    """Of each column the position of a type in `_TYPES`, and the values in it."""
+    floating = [at for at, values in enumerate(columns) if values.dtype.kind == "f"]
+    found = dict(zip(floating, _narrowed_floats(columns, shares, floating), strict=True)) if floating else {}
+    return [found[at] if at in found else _narrowed_whole(values) for at, values in enumerate(columns)]
+
+
+def _narrowed_whole(values: np.ndarray) -> tuple[int, np.ndarray]:
+    if values.dtype.kind not in "iub":
         raise ValueError(f"values of the type {values.dtype}")
-    if values.dtype.kind != "f":
-        if values.dtype.kind == "i" and len(values) and values.min() < 0:
-            return _TYPES.index("<f8"), values.astype("<f8")
-        return _unsigned(values)
+    if values.dtype.kind == "i" and len(values) and values.min() < 0:
+        return _TYPES.index("<f8"), values.astype("<f8")
+    return _unsigned(values)
+
+
+def _narrowed_floats(
+    columns: Sequence[np.ndarray], shares: Sequence[bool], floating: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """All of them looked at together, for a call costs more than what it computes of a few values."""
+    values = np.array([columns[at] for at in floating], np.float64)  # (C, N)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        whole = (values >= 0) & (values <= _LARGEST_EXACT) & (np.floor(values) == values)
-        if whole.all() and not np.signbit(values).any():
-            return _unsigned(values)
-        if share and (np.isnan(values) | ((values >= 0) & (values <= 1))).all():
-            return _SHARE, _rounded_shares(values)
-        narrow = values.astype("<f4")
-        size = np.abs(values)
-        held = (narrow == values) | np.isnan(values) | ((size >= 2.0**-126) & np.isfinite(narrow))
-    return (_TYPES.index("<f4"), narrow) if held.all() else (_TYPES.index("<f8"), values.astype("<f8"))
+        is_whole = (values >= 0) & (values <= _LARGEST_EXACT) & (np.floor(values) == values) & ~np.signbit(values)
+        is_nan = np.isnan(values)
+        is_share = is_nan | ((values >= 0) & (values <= 1))
+        narrow, size = values.astype("<f4"), np.abs(values)
+        is_held = (narrow == values) | is_nan | ((size >= 2.0**-126) & np.isfinite(narrow))
+    of_all = np.array([mask.all(1) for mask in (is_whole, is_share, is_held)]).T.tolist()
+    for row, (at, (all_whole, all_shares, all_held)) in enumerate(zip(floating, of_all, strict=True)):
+        if all_whole:
+            yield _unsigned(values[row])
+        elif shares[at] and all_shares:
+            yield _SHARE, _rounded_shares(values[row])
+        else:
+            yield (
+                (_TYPES.index("<f4"), narrow[row])
+                if all_held
+                else (_TYPES.index("<f8"), values[row].astype("<f8", copy=False))
+            )
 
 
 def _unsigned(values: np.ndarray) -> tuple[int, np.ndarray]:
