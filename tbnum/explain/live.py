@@ -24,7 +24,7 @@ class LiveSpikes:
     def __init__(self) -> None:
         self._columns: Sequence[str] = ()
         self._places: list[int] = []  # of the columns that are used
-        self._values = np.empty((0, 0))  # (steps, places), of those that were looked at before
+        self._values = np.empty((0, 0))  # (places, steps), of those that were looked at before
         self._fresh: list[Sequence[Any]] = []  # rows since
         self._decided = -1  # steps up to this one were judged by themselves; a level shows some steps later
         self._known: list[Event] = []
@@ -33,7 +33,7 @@ class LiveSpikes:
         if columns is not self._columns:
             self._columns = columns
             self._places = [at for at, name in enumerate(columns) if StepColumn.parse(name).name in USED]
-            self._values = np.empty((0, len(self._places)))
+            self._values = np.empty((len(self._places), 0))
             self._fresh.clear()
         self._fresh += rows
         if len(self._fresh) >= KEPT:  # nobody asks
@@ -42,7 +42,7 @@ class LiveSpikes:
     def new(self) -> list[Event]:
         """Spikes that became known since the last call: `NEXT` steps after one began, a level some more later."""
         self._take_in()
-        if len(self._values) < BASELINE + NEXT:
+        if self._values.shape[1] < BASELINE + NEXT:
             return []
         record = _Rows([self._columns[at] for at in self._places], self._values)
         until = int(record.steps["step"][-NEXT])
@@ -60,8 +60,8 @@ class LiveSpikes:
 
     def _take_in(self) -> None:
         if self._fresh:
-            fresh = np.array([[row[at] for at in self._places] for row in self._fresh], np.float64)  # None is NaN
-            self._values = np.concatenate((self._values, fresh))[-KEPT:]
+            fresh = np.array([[row[at] for row in self._fresh] for at in self._places], np.float64)  # None is NaN
+            self._values = np.concatenate((self._values, fresh), axis=1)[:, -KEPT:]
             self._fresh.clear()
 
 
@@ -69,7 +69,7 @@ class _Rows:
     """Rows as a record has them."""
 
     def __init__(self, columns: Sequence[str], values: np.ndarray) -> None:
-        self.steps: dict[str, np.ndarray] = dict(zip(columns, values.T, strict=True))
+        self.steps: dict[str, np.ndarray] = dict(zip(columns, values, strict=True))
         for name in self.steps:
             if StepColumn.parse(name).name == "skipped":
                 self.steps[name] = self.steps[name] > 0

@@ -199,9 +199,10 @@ class LivePast:
             self._norms = _places_of_norms(columns)
         self._newest, self._columns, self._row = step, columns, row
         if self._runaway is None:
-            finite_norms = (as_float(row[at]) for at, bad in self._norms if bad is None or not row[bad] > 0)
-            beyond = next((norm for norm in finite_norms if norm >= RUNAWAY), None)
-            self._runaway = None if beyond is None else Runaway(step, beyond)
+            for at, bad in self._norms:
+                if as_float(row[at]) >= RUNAWAY and (bad is None or not row[bad] > 0):
+                    self._runaway = Runaway(step, as_float(row[at]))
+                    break
 
     def recent_losses(self, before: int) -> list[float]:
         losses = [loss for _, step, loss in self._recent if step < before][-WINDOW:]

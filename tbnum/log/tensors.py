@@ -282,7 +282,7 @@ def _packed_histograms(table: HistogramTable) -> list[tuple[int, bytes]]:
         raise ValueError(f"counts have the shape {counts.shape}, not ({rows}, {BINS})")
     occupied = counts.any(axis=0)
     edges = [_checked("low", table.low, rows), _checked("high", table.high, rows)]
-    return [*_packed([occupied.view(np.uint8)]), *_packed([counts[:, occupied].reshape(-1)]), *_packed(edges)]
+    return [*_packed([np.asarray(occupied, np.uint8)]), *_packed([counts[:, occupied].reshape(-1)]), *_packed(edges)]
 
 
 # -- values
@@ -373,12 +373,10 @@ def _narrowed_floats(
             yield _unsigned(values[row])
         elif shares[at] and all_shares:
             yield _SHARE, _rounded_shares(values[row])
+        elif all_held:
+            yield _TYPES.index("<f4"), narrow[row]
         else:
-            yield (
-                (_TYPES.index("<f4"), narrow[row])
-                if all_held
-                else (_TYPES.index("<f8"), values[row].astype("<f8", copy=False))
-            )
+            yield _TYPES.index("<f8"), values[row].astype("<f8", copy=False)
 
 
 def _unsigned(values: np.ndarray) -> tuple[int, np.ndarray]:
