@@ -18,7 +18,7 @@ from tbnum.formats import BINS
 
 __all__ = ["Magnitudes", "Small", "begins"]
 
-_MOST = 1 << 16  # elements of all of them together: beyond, torch's threads are worth their calls
+_MOST = 1 << 17  # elements of all of them together: beyond, fresh memory and one thread cost more than calls
 
 _kind_of = operator.attrgetter("dtype", "layout", "is_cpu", "requires_grad")
 _PLAIN = {(torch.float32, torch.strided, True, False)}

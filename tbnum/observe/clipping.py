@@ -168,7 +168,7 @@ def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
     """
     if getattr(original, "__globals__", None) is not vars(torch_clip_grad):  # somebody else's, in torch's place
         return original
-    noting = _TorchNotingNorms()
+    noted = _Noted(original)
 
     @functools.wraps(original)
     def total_norm(*args: Any, **kwargs: Any) -> Any:
@@ -181,12 +181,32 @@ def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         if not _thread.clip.is_2_norm:
             return original(*args, **kwargs)
-        names = {**original.__globals__, "torch": noting}  # at each call: others may have put theirs there since
-        watched = types.FunctionType(original.__code__, names, None, original.__defaults__, original.__closure__)
-        watched.__kwdefaults__ = original.__kwdefaults__
-        return watched(*args, **kwargs)
+        return noted.function()(*args, **kwargs)
 
     return total_norm
+
+
+class _Noted:
+    """Makes `original` again, with a `torch` that notes. Others may put theirs in place of what it calls at any time:
+    then it is made anew.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+        self._calls = [name for name in original.__code__.co_names if name in original.__globals__]
+        self._made_of: list[Any] = []
+        self._function: Callable[..., Any] = original
+
+    def function(self) -> Callable[..., Any]:
+        original = self._original
+        scope = original.__globals__
+        made_of = [*map(scope.get, self._calls), original.__code__, len(scope)]
+        if made_of != self._made_of:
+            names = {**scope, "torch": _TorchNotingNorms()}
+            made = types.FunctionType(original.__code__, names, None, original.__defaults__, original.__closure__)
+            made.__kwdefaults__ = original.__kwdefaults__
+            self._made_of, self._function = made_of, made
+        return self._function
 
 
 class _TorchNotingNorms:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tbnum.observe.patch_point import PatchPoint, Place
 from tbnum.observe.scaled import remember
 from tbnum.observe.steps import StepObserver
-from tbnum.observe.untraced import untraced
+from tbnum.observe.untraced import tracer, untraced
 
 __all__ = ["observe_scalers"]
 
@@ -180,11 +180,10 @@ _STAND_INS = {
 }
 
 
-@torch.compiler.disable
 def _remember_all(scaler: Any, outputs: Any, scaled: Any) -> None:
     """A loss that cannot be read (inside of vmap, or where shapes alone are computed) is none to remember."""
     with contextlib.suppress(Exception):
-        _remember(scaler, outputs, scaled)
+        (_remember if tracer() is None else _remember_uncompiled)(scaler, outputs, scaled)
 
 
 def _remember(scaler: Any, outputs: Any, scaled: Any) -> None:
@@ -194,3 +193,6 @@ def _remember(scaler: Any, outputs: Any, scaled: Any) -> None:
     elif isinstance(outputs, (list, tuple)):
         for output, its_scaled in zip(outputs, scaled, strict=True):
             _remember(scaler, output, its_scaled)
+
+
+_remember_uncompiled = torch.compiler.disable(_remember)

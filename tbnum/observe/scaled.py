@@ -54,7 +54,8 @@ def remember(scaler: torch.amp.GradScaler, loss: Tensor, output: Tensor) -> None
     metadata: Any = node.metadata  # a dict, whatever its annotation says
     metadata[_KEY] = entry
     with _lock:
-        _scalers.add(scaler)
+        if scaler not in _scalers:
+            _scalers.add(scaler)
         _entries[id(output)] = entry
         while len(_entries) > _REMEMBERED:
             _entries.popitem(last=False)

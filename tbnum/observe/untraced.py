@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
 from torch._dynamo.decorators import skip
 
-__all__ = ["untraced"]
+__all__ = ["tracer", "untraced"]
+
+tracer = torch._C._dynamo.eval_frame.get_eval_frame_callback
+"""What traces the frames of this thread, to compile them; None where nothing is compiled."""
 
 _F = TypeVar("_F", bound=Callable[..., object])
 

@@ -29,7 +29,7 @@ from tbnum.observe.landing import Note
 from tbnum.observe.meter import VANISHING
 from tbnum.observe.scaled import scaled_by
 from tbnum.observe.track import OFTEN, Phase, Track
-from tbnum.observe.untraced import untraced
+from tbnum.observe.untraced import tracer, untraced
 from tbnum.observe.watcher import of_a_signal
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ __all__ = ["Usual"]
 
 _PLAIN, _NOTHING, _RATES = {Tensor}, {type(None)}, {float}
 _gradient_of, _version_of, _next = operator.attrgetter("grad"), operator.attrgetter("_version"), (1).__add__
-_tracer = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None where nothing is compiled
 
 IDLE, BACKWARD, OPEN, STEPPING, WAITING = range(5)
 """Between two steps; in a backward; after one; in the optimizer's step; after it, until the scaler's update."""
@@ -218,7 +217,7 @@ class Usual(Noted):
     @untraced
     def backward_begins(self, roots: Sequence[Any], gradients: Sequence[Any]) -> bool:
         stage, optimizer = self.stage, self._optimizer()
-        if not self._is_on or get_ident() != self._thread or optimizer is None or _tracer() is not None:
+        if not self._is_on or get_ident() != self._thread or optimizer is None or tracer() is not None:
             return False
         if len(roots) != 1 or len(gradients) != 1 or (self._scaler is not None and torch.is_autocast_enabled("cpu")):
             return False
@@ -293,7 +292,7 @@ class Usual(Noted):
         optimizer = self._optimizer()
         if self.stage != OPEN or self._step >= self._due or get_ident() != self._thread or optimizer is None:
             return False
-        if taken is None or max_norm is None or not 0.0 < max_norm < math.inf or _tracer() is not None:
+        if taken is None or max_norm is None or not 0.0 < max_norm < math.inf or tracer() is not None:
             return False
         own = parameters_of(optimizer)
         if len(parameters) != len(own) or not all(map(operator.is_, parameters, own)):
@@ -344,7 +343,7 @@ class Usual(Noted):
 
     @untraced
     def unscaled(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-        if self.stage != OPEN or self._step >= self._due or get_ident() != self._thread or _tracer() is not None:
+        if self.stage != OPEN or self._step >= self._due or get_ident() != self._thread or tracer() is not None:
             return False
         if (
             self._looked_at is not None
@@ -401,7 +400,7 @@ class Usual(Noted):
     @untraced
     def step_begins(self, optimizer: torch.optim.Optimizer) -> bool:
         """No closure was given to it."""
-        if self.stage != OPEN or self._step >= self._due or get_ident() != self._thread or _tracer() is not None:
+        if self.stage != OPEN or self._step >= self._due or get_ident() != self._thread or tracer() is not None:
             return False
         if optimizer is not self._optimizer() or self._steps_by_scaler is not (self._scaler is not None):
             return False
