@@ -113,7 +113,9 @@ def _mean(spent: dict[Kind, list[Spent]], shares: dict[Kind, float]) -> Spent:
 
 
 def time_block(training: Training, watch: Watch, steps: int, folder: Path, clock: Clock) -> Block:
-    """`steps` of the kind of which most steps are, half as many of each other kind; one more before the clock runs."""
+    """`steps` of the kind of which most steps are, half as many of each other kind. As many more before the clock runs:
+    the first steps of a run, from which tbnum learns what the loop does, are no measure of a long one.
+    """
     block = Block()
     watch.attach(training, folder)
     try:
@@ -121,13 +123,13 @@ def time_block(training: Training, watch: Watch, steps: int, folder: Path, clock
         reset_peak()
         kinds = list(watch.shares())
         plan = [kinds[0]] * steps + [kind for kind in kinds[1:] for _ in range(max(1, steps // 2))]
-        for number, kind in enumerate([kinds[0], *plan]):
+        for number, kind in enumerate([kinds[0]] * steps + plan, 1 - steps):
             watch.next_is(kind)
             clock.take()
             start = time.perf_counter()
             training.step(watch)
             seconds = time.perf_counter() - start
-            if number:
+            if number > 0:
                 block.seconds[kind].append(seconds)
                 block.spent[kind].append(clock.take())
         block.peak_mb = resident_mb(peak=True)

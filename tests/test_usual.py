@@ -345,8 +345,8 @@ def test_the_textbook_loop_goes_the_usual_way(kind: str, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Usual, "_closes", counted)
     trained(tmp_path, kind, "nothing")
-    # Beside the first ones: tables every 25 steps, values every 16, a clip verified every 10, growth every 20.
-    assert len(closed) >= (STEPS - 16) * 3 / 4
+    # Beside the first ones: tables every 25 steps, growth every 20.
+    assert len(closed) >= (STEPS - 16) * 0.85
 
 
 @pytest.mark.parametrize("name", ["guards", "accumulation", "scalers", "adversarial"])

@@ -150,6 +150,7 @@ class Note:
     is_lost: bool  # somebody wrote to the gradients in the step
     max_norm: float | None  # of a clip
     coefficient: float | None
+    left: float | None  # the norm that the clip has left, where it was measured
     loss_scale: float
     growth_tracker: float  # NaN without a scaler
     new_scale: float | None
@@ -176,7 +177,7 @@ class Note:
         one.grad_norm_clipped = self.grad_norm
         if self.max_norm is not None and self.coefficient is not None:
             one.max_norm, one.clip_coef, one.norms_taken = self.max_norm, self.coefficient, BY_CLIP
-            one.grad_norm_clipped *= self.coefficient
+            one.grad_norm_clipped = one.grad_norm_clipped * self.coefficient if self.left is None else self.left
         if self.is_lost:
             one.grad_norm_clipped = UNKNOWN
         record = StepRecord(self.step, self.wall_time, one.loss, len(self.losses), losses=self.losses, is_quiet=True)

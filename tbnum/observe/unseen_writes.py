@@ -45,9 +45,13 @@ class UnseenWrites:
         """Whether two norms are not of the same gradients."""
         if not (math.isfinite(expected) and math.isfinite(found)):
             return False
-        differ = not math.isclose(expected, found, rel_tol=self._tolerance)
+        differ = not self.are_alike(expected, found)
         self.were_found |= differ
         return differ
+
+    def are_alike(self, expected: float, found: float) -> bool:
+        """Whether two finite norms may be of the same gradients."""
+        return math.isclose(expected, found, rel_tol=self._tolerance)
 
 
 def _known(numbers: Sequence[Number]) -> list[float] | None:

@@ -56,16 +56,17 @@ class Noted:
 
     __slots__ = (
         "_arrived", "_attempts", "_batch_ids", "_clips_after", "_coefficient", "_due", "_found_inf", "_grad_norm",
-        "_gradients", "_ids", "_is_lost", "_is_on", "_looked_at", "_loop", "_losses", "_losses_part", "_max_norm",
-        "_moments", "_name", "_norms", "_norms_type", "_optimizer", "_parameters", "_rates", "_running", "_samples",
-        "_scale", "_scaler", "_scalers_part", "_seen", "_step", "_steps_by_scaler", "_thread", "_tracker",
-        "_unscaled_after", "_used", "_vain", "_verify", "stage",
+        "_gradients", "_ids", "_is_lost", "_is_on", "_left", "_looked_at", "_loop", "_losses", "_losses_part",
+        "_max_norm", "_moments", "_name", "_norms", "_norms_type", "_optimizer", "_parameters", "_rates", "_running",
+        "_samples", "_scale", "_scaler", "_scalers_part", "_seen", "_step", "_steps_by_scaler", "_thread", "_tracker",
+        "_unscaled_after", "_unseen", "_used", "_vain", "_verify", "stage",
     )  # fmt: skip
 
     def __init__(self, loop: Loop, losses: Losses, scalers: Scalers) -> None:
         (track, *_) = loop.tracks.values()
         self._loop, self._losses_part, self._scalers_part = loop, losses, scalers
         self._name, self._optimizer, self._moments = track.name, track._optimizer, track.moments
+        self._unseen = track.unseen_writes
         self._scaler: Any = None  # a weak reference, where there is one
         self._is_on = self._clips_after = False
         self._vain = 0  # times in a row that no step could be noted
@@ -89,6 +90,7 @@ class Noted:
         self._grad_norm = UNKNOWN
         self._max_norm: float | None = None  # of its clip
         self._coefficient: float | None = None
+        self._left: list[float] = []  # norms of what it has left, where that is verified
         self._looked_at: tuple[int, ...] | None = None
         self._rates: list[float] = []
         self._samples: tuple[float, ...] = ()  # of the gradients after the first backward, now and then
@@ -202,6 +204,10 @@ class Noted:
             attempt.clipped, attempt.clipped_after = True, len(self._losses)
         if self._max_norm is not None and self._coefficient is not None:
             attempt.max_norms, attempt.coefficients = {self._max_norm}, [self._coefficient]
+        if self._left:
+            left = TensorNorms(range(count), torch.tensor(self._left, dtype=self._norms_type), in_order=True)
+            attempt.after = Measurement([left], [math.hypot(*self._left)], [0.0], 1.0, is_usual=True)
+            attempt.places_after = range(count)
         return attempt
 
 
@@ -375,6 +381,17 @@ class Usual(Noted):
         self._norms, self._grad_norm = norms, total
         return True
 
+    def _verifies(self, gradients: list[Tensor]) -> bool:
+        """Whether what a clip has left is what it should be."""
+        assert self._coefficient is not None
+        measured = host_norms_of(gradients)
+        norms = [] if measured is None else measured[0]
+        total = math.hypot(*norms)
+        if not VANISHING <= total < math.inf or not self._unseen.are_alike(self._grad_norm * self._coefficient, total):
+            return False
+        self._left = norms
+        return True
+
     def _were_written(self, gradients: list[Tensor]) -> bool:
         """Since the last backward, through `.data`, which leaves no mark."""
         return self._harmless(Gradients.of_these(gradients, []).samples, self._samples) != self._samples
@@ -416,13 +433,15 @@ class Usual(Noted):
         versions = list(map(_version_of, there))
         if versions != (self._seen or self._arrived):
             return False
-        if self._max_norm is not None and (self._coefficient is None or self._step % self._verify == 0):
+        if self._max_norm is not None and self._coefficient is None:
             return False
         if self._scaler is not None and getattr(optimizer, "grad_scale", None) is not None:
             return False
         if self._samples and self._scaler is None and self._max_norm is None and self._were_written(there):
             return False
         if not self._moments.are_as_left(optimizer) or not (self._norms or self._measures(there)):
+            return False
+        if self._max_norm is not None and self._step % self._verify == 0 and not self._verifies(there):
             return False
         self._gradients, self._seen, self._rates = there, versions, rates
         self.stage = STEPPING
@@ -454,6 +473,7 @@ class Usual(Noted):
             self._is_lost,
             self._max_norm,
             self._coefficient,
+            math.hypot(*self._left) if self._left else None,
             self._scale,
             tracker,
             new_scale,
