@@ -56,8 +56,11 @@ class Taken:
     tensors: list[Tensor]
     norms: Tensor
 
-    def of(self, tensors: Sequence[Tensor]) -> TensorNorms | None:
-        """Where they are of these tensors, and what `norms_of` would give of them. No pass, no kernel."""
+    def of(self, tensors: Sequence[Tensor], *, are_small: bool = False) -> TensorNorms | None:
+        """Where they are of these tensors, and what `norms_of` would give of them. No pass, no kernel.
+
+        `are_small`: it is known that none `is_large`.
+        """
         if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):
             return None
         first = self.tensors[0]
@@ -65,7 +68,7 @@ class Taken:
             return None
         if first.dtype not in (torch.float32, torch.float64):  # torch gives the norm of a narrower type in that type
             return None
-        if first.is_cpu and max(map(Tensor.numel, self.tensors)) > _CHUNK_ABOVE:
+        if first.is_cpu and not are_small and any(map(is_large, self.tensors)):
             return None
         return TensorNorms(range(len(self.tensors)), self.norms, in_order=True)
 

@@ -304,7 +304,7 @@ class Usual(Noted):
         if len(parameters) != len(own) or not all(map(operator.is_, parameters, own)):
             return False
         there = list(map(_gradient_of, own))
-        norms = taken.of(there)
+        norms = taken.of(there, are_small=True)
         if self._max_norm is not None or norms is None or list(map(id, there)) != self._ids:
             return False
         if self._samples and self._unscaled_after is None and self._were_written(there):
@@ -426,9 +426,7 @@ class Usual(Noted):
         for group in optimizer.param_groups:
             there += map(_gradient_of, group["params"])
             rates.append(group.get("lr"))
-        if set(map(type, there)) != _PLAIN or set(map(type, rates)) != _RATES:
-            return False
-        if list(map(id, there)) != self._ids:
+        if list(map(id, there)) != self._ids or set(map(type, rates)) != _RATES:
             return False
         versions = list(map(_version_of, there))
         if versions != (self._seen or self._arrived):
