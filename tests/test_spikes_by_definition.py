@@ -449,7 +449,7 @@ def test_live_a_spike_is_known_as_soon_as_eight_values_show_it_and_nothing_is_ke
             known[event.step] = step
     assert known == {100: 107}
     assert [event.step for event in live.new()] == [2900] and live.new() == []
-    assert len(live._values) == 6 * 64 and [event.step for event in live._known] == [2900]
+    assert live._values.shape[1] == 6 * 64 and [event.step for event in live._known] == [2900]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -349,6 +349,18 @@ def test_the_textbook_loop_goes_the_usual_way(kind: str, tmp_path: Path, monkeyp
     assert len(closed) >= (STEPS - 16) * 0.85
 
 
+def test_no_graph_is_made_of_gradients_that_have_one(tmp_path: Path) -> None:
+    loop, saved = Loop(tmp_path), list[Tensor]()
+    for step in range(STEPS):
+        loss = loop.model(torch.randn(3, 4)).square().mean()
+        loss.backward(create_graph=step > 30)
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda each: each):
+            loop.optimizer.step()
+        loop.optimizer.zero_grad()
+    loop.monitor.close()
+    assert not saved
+
+
 @pytest.mark.parametrize("name", ["guards", "accumulation", "scalers", "adversarial"])
 @pytest.mark.filterwarnings("ignore")
 def test_published_loops_have_the_same_record_whichever_way_their_steps_go(

@@ -98,8 +98,8 @@ def _of_host(small: Small) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _host_plan(lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of float32 tensors of so many elements: where each element lies, (n,), in words of two that begin anew with each
-    tensor; the words' weights (W,), where each tensor's begin (P,), and what its number of elements adds (P,)."""
+    """Of float32 tensors of so many elements: where each element lies, (n,), in words of two, of which each tensor has
+    its own; the words' weights (W,), where each tensor's begin (P,), and what its number of elements adds (P,)."""
     words = tuple(-(-length // 2) for length in lengths)
     filled = np.concatenate([2 * at + np.arange(length) for at, length in zip(begins(words), lengths, strict=True)])
     weights = np.concatenate([_odd_weights()[:count] for count in words])

@@ -10,16 +10,20 @@ for ten thousand.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["INF_BITS", "Batch", "Piece", "batches_of", "count_keys", "on_device", "stored"]
+__all__ = ["INF_BITS", "Batch", "Piece", "batches_of", "count_keys", "kind_of", "on_device", "stored"]
 
 INF_BITS = {torch.int32: 0x7F80_0000, torch.int64: 0x7FF0_0000_0000_0000}
 """Infinity as bits. What is below is finite, what is above is NaN."""
+
+kind_of = operator.attrgetter("dtype", "layout", "is_cpu", "requires_grad")
+"""What decides whether a tensor can be measured as it is."""
 
 # Elements in a piece: on a CPU what its caches hold, elsewhere what outweighs the launch of a kernel.
 _PIECE_CPU = 1 << 18

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from tbnum.measure.chunks import stored
+from tbnum.measure.chunks import kind_of, stored
 
 __all__ = ["Taken", "TensorNorms", "combine", "host_norms_of", "is_large", "norms_of"]
 
@@ -108,7 +108,7 @@ def _norms_of_any(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[
 
 def _plain_norms_of(tensors: Sequence[Tensor]) -> Tensor | None:
     """(P,) 2-norms where torch measures the tensors well as they are: the common case, found in 0.2 us a tensor."""
-    kinds = set(map(_kind_of, tensors))
+    kinds = set(map(kind_of, tensors))
     if len(kinds) != 1 or not kinds <= _PLAIN or max(map(Tensor.numel, tensors)) > _CHUNK_ABOVE:
         return None
     return torch.stack(torch._foreach_norm(list(tensors), 2))
@@ -135,7 +135,6 @@ def is_large(tensor: Tensor) -> bool:
 
 _sort_of = operator.attrgetter("dtype", "is_cpu")
 _PLAIN_SORTS = ({(torch.float32, True)}, {(torch.float64, True)})
-_kind_of = operator.attrgetter("dtype", "layout", "is_cpu", "requires_grad")
 _PLAIN = {(torch.float32, torch.strided, True, False), (torch.float64, torch.strided, True, False)}
 
 

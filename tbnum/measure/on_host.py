@@ -5,7 +5,6 @@ What measures tensors asks here first. The numbers are the same, bit for bit.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,12 +14,12 @@ import torch
 from torch import Tensor
 
 from tbnum.formats import BINS
+from tbnum.measure.chunks import kind_of
 
 __all__ = ["Magnitudes", "Small", "begins"]
 
 _MOST = 1 << 17  # elements of all of them together: beyond, fresh memory and one thread cost more than calls
 
-_kind_of = operator.attrgetter("dtype", "layout", "is_cpu", "requires_grad")
 _PLAIN = {(torch.float32, torch.strided, True, False)}
 _TYPES = {Tensor}
 
@@ -35,7 +34,7 @@ class Small:
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> Small | None:
         """A copy of them; None where some are elsewhere, of another type or layout, empty, or all together large."""
-        if set(map(type, tensors)) != _TYPES or set(map(_kind_of, tensors)) != _PLAIN:
+        if set(map(type, tensors)) != _TYPES or set(map(kind_of, tensors)) != _PLAIN:
             return None
         lengths = tuple(map(Tensor.numel, tensors))
         if sum(lengths) > _MOST or not all(lengths):

@@ -50,10 +50,11 @@ def _seen(original: Callable[..., Any]) -> Callable[..., Any]:
                 for observer in _patch_point.observers():
                     observer.losses.graph_of_gradients(roots)
             return original(roots, gradients, *args, **kwargs)
+        makes_graph = len(args) > 1 and args[1] is True  # of the gradients, whose norms would be a part of it
         begun: list[tuple[StepObserver, Any]] = []
         for observer in _patch_point.observers():
             usual = observer.usual
-            if usual.backward_begins(roots, gradients):
+            if not makes_graph and usual.backward_begins(roots, gradients):
                 begun.append((observer, usual))
             elif not usual.is_elsewhere(roots):
                 begun.append((observer, observer.losses.backward_begins(roots, gradients)))

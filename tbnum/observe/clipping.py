@@ -188,7 +188,7 @@ def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
 
 class _Noted:
     """Makes `original` again, with a `torch` that notes. Others may put theirs in place of what it calls at any time:
-    then it is made anew.
+    then it is made once more.
     """
 
     def __init__(self, original: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tbnum.observe.names import named_parameters
-from tbnum.observe.transfer import capturing
+from tbnum.observe.transfer import capturing, hold
 
 __all__ = ["Kept", "Moment", "StepStarts", "parameters_of_all"]
 
@@ -35,7 +35,7 @@ class Moment(NamedTuple):
         scale: Tensor | float | None = None
         if scaler is not None and scaler.is_enabled():
             # Until its first use a scaler has no tensor: it will begin with the scale that it was made with.
-            scale = float(scaler._init_scale) if scaler._scale is None else scaler._scale.detach().clone()
+            scale = float(scaler._init_scale) if scaler._scale is None else hold(scaler._scale)
         return Moment(states, scale)
 
 
