@@ -80,12 +80,14 @@ def test_what_may_be_an_overflow_is_still_a_bad_batch(facts: dict[str, Any]):
     assert causes(loop) == ["bad_batch"]
 
 
+@pytest.mark.parametrize("largest", [144 / 65536, 30000 / 65536])
 @pytest.mark.parametrize("in_row", [1, 4])
-def test_nan_in_one_tensor_alone_is_an_operation_s_or_that_of_a_product_that_overflowed(in_row: int):
+def test_nan_in_one_tensor_alone_is_an_operation_s_or_that_of_a_product_that_overflowed(in_row: int, largest: float):
     loop = Loop()
     for index in range(40):
         loop.step(loss=2.5 + 0.01 * (index % 7))
-    loop.steps(in_row, overflow=True, **nan_only(nonfinite_names=["first"], nonfinite_tensors=1))
+    facts = nan_only(nonfinite_names=["first"], nonfinite_tensors=1, largest_finite=largest)
+    loop.steps(in_row, overflow=True, **facts)
     loop.steps(20)
     found = skips(explain_run(loop.run()))
     assert [skip.cause for skip in found] == ["unknown", "unknown", "backward_nonfinite", "backward_nonfinite"][:in_row]

@@ -23,6 +23,7 @@ from tbnum.explain.past import Past
 from tbnum.explain.record import SCALE_CHANGES, scaler_settings
 from tbnum.explain.thresholds import (
     BACKWARD_LARGEST_OF_ALL,
+    BACKWARD_LARGEST_OF_SOME,
     EDGE_DEVIATIONS,
     EDGE_PROBED,
     EITHER_SHARE,
@@ -319,7 +320,9 @@ class Rules:
         gradients = self._gradients(event)
         if gradients is None or not gradients.nan > 0 or gradients.inf > 0:
             return False
-        near = gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_ALL
+        everywhere = event.facts.nonfinite_tensors == event.facts.tensors
+        end = BACKWARD_LARGEST_OF_ALL if everywhere else BACKWARD_LARGEST_OF_SOME
+        near = gradients.largest_finite * event.facts.loss_scale > end
         longer = self.past.norm_ratio(event.step, event.optimizer) >= OVERFLOWING_NORMS
         loss = event.facts.loss
         return not near and not longer and _loss_is_good(loss, recent) and not _loss_is_high(loss, recent)
