@@ -95,6 +95,18 @@ def test_nan_in_one_tensor_alone_is_an_operation_s_or_that_of_a_product_that_ove
     assert "it overflowed, or backward made NaN" in found[0].message and "replay" in found[0].remedy
 
 
+@pytest.mark.parametrize(("high", "severity"), [(1, "warning"), (8, "warning"), (40, "info")])
+def test_a_batch_that_was_skipped_is_not_to_blame_where_the_losses_that_follow_are_as_high(high: int, severity: str):
+    loop = Loop()
+    for index in range(100):
+        loss = 9.0 if 40 <= index < 40 + high else 2.5 + 0.01 * (index % 7)
+        loop.step(overflow=index == 40, loss=loss)
+    (skip,) = skips(explain_run(loop.run()))
+    assert (skip.cause, skip.severity) == ("bad_batch", severity)
+    assert ("the losses that follow are as high" in skip.message) == (severity == "info")
+    assert skip.remedy.startswith("Look at what changed at step 40" if severity == "info" else "Look at the batch")
+
+
 def test_of_heavy_tails_the_first_overflow_is_no_bad_batch_though_no_scale_had_held():
     random = np.random.default_rng(0)
     loop = Loop(scale=2.0**15)

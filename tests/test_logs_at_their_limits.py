@@ -644,3 +644,13 @@ def test_an_inferred_skip_has_the_loss_and_norm_of_its_row_where_it_is_that_step
     assert norm["loss_scale"] == 8.0 and "new_scale" not in norm
     nan = skip_of([0, 1, 2], [8.0, 4.0, 4.0], [1.0, 3.0, 1.0], loss=[2.0, NAN, 2.0])
     assert math.isnan(nan["loss"]) and nan["loss_logged"] is True
+
+
+def test_the_next_losses_are_the_finite_ones_that_were_taken_among_sixteen_steps_that_are_all_known() -> None:
+    loss = np.arange(40.0)
+    loss[12] = NAN
+    skipped = np.zeros(40, bool)
+    skipped[14] = True
+    past = RecordedPast({"step": np.arange(100, 140), "loss": loss, "skipped": skipped})
+    assert past.next_losses(109) == [10.0, 11.0, 13.0, *range(15, 26)]
+    assert len(past.next_losses(123)) == 16 and past.next_losses(124) == []

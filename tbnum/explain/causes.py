@@ -90,7 +90,7 @@ def _severity(case: Case) -> str:
         return "warning"
     if case.skip.cause == "dropped_by_loop" and (case.facts.loss_nonfinite or case.facts.nonfinite_tensors > 0):
         return "warning"
-    harmless = _at_edge(case) or _finds_its_height(case) or _either_once(case)
+    harmless = _at_edge(case) or _finds_its_height(case) or _either_once(case) or case.skip.goes_on
     return "info" if harmless else CAUSE[case.skip.cause].severity
 
 
@@ -214,6 +214,12 @@ def _bad_batch(case: Case) -> tuple[str, str]:
     if skip.early:
         remedy = "Nothing to do if it stays among the first steps: the scale is still finding its height. "
         return why, remedy + "A lower init_scale spares them."
+    if skip.goes_on:
+        remedy = (
+            f"Look at what changed at step {case.event.step}, or right before it (the data, the loss, the parameters): "
+            "this batch is not the only one."
+        )
+        return f"{why}; the losses that follow are as high", remedy
     if _at_edge(case):
         return f"{why}; nothing points to a bad batch", EDGE_REMEDY
     remedy = (

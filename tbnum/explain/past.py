@@ -19,6 +19,9 @@ __all__ = ["LivePast", "Past", "RecordedPast", "Runaway", "runaway"]
 WINDOW = 50
 """How many steps back "recent" reaches."""
 
+NEXT = 16
+"""Steps after one that show whether it was the only one of its kind."""
+
 HISTORY = 512
 """How many steps away is looked for what is rare, and usual all the same."""
 
@@ -56,6 +59,10 @@ class Past(Protocol):
 
     def recent_losses(self, before: int) -> list[float]:
         """Finite losses of the unskipped ones among the `WINDOW` steps recorded before step `before`."""
+        ...
+
+    def next_losses(self, after: int) -> list[float]:
+        """Finite losses of the unskipped ones of the `NEXT` steps recorded after step `after`, once all are there."""
         ...
 
     def heights(self, name: str, step: int, optimizer: str | None, *, after: bool) -> np.ndarray:
@@ -128,6 +135,12 @@ class RecordedPast:
         window = slice(max(0, end - WINDOW), end)
         losses = self._loss[window]
         return losses[np.isfinite(losses) & ~self._skipped[window]].tolist()
+
+    def next_losses(self, after: int) -> list[float]:
+        begin = int(np.searchsorted(self._step, after, side="right"))
+        window = slice(begin, begin + NEXT)
+        losses = self._loss[window]
+        return losses[np.isfinite(losses) & ~self._skipped[window]].tolist() if len(losses) == NEXT else []
 
     def heights(self, name: str, step: int, optimizer: str | None, *, after: bool) -> np.ndarray:
         values = self._steps.get(StepColumn(optimizer, name).full, self._steps.get(name))
@@ -207,6 +220,9 @@ class LivePast:
     def recent_losses(self, before: int) -> list[float]:
         losses = [loss for _, step, loss in self._recent if step < before][-WINDOW:]
         return [loss for loss in losses if loss == loss]
+
+    def next_losses(self, after: int) -> list[float]:
+        return []  # not known yet
 
     def heights(self, name: str, step: int, optimizer: str | None, *, after: bool) -> np.ndarray:
         if name != "loss":

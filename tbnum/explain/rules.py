@@ -60,6 +60,9 @@ values would have ended by then. (A first scale of 2^24 and a model that bears 2
 NAN_AGAIN = 2
 """Skips in a row before one, from which on NaN alone is no overflow's: the scale is a quarter of one that had held."""
 
+GOES_ON = 8
+"""Losses after a skip, of which at least half have to stand out for it to be more than one batch."""
+
 DEFAULT_GROWTH_INTERVAL = 2000  # torch's
 
 
@@ -85,6 +88,7 @@ class Skip:
     new_scale: bool  # no step had passed since the start, a scale that was set, or lost state
     loss_follows_scale: bool  # it was not finite at scales above some, as hindsight shows
     either: bool  # NaN is backward's own, or an overflow's: the record cannot say which
+    goes_on: bool  # the loss stood out, and those of the steps that follow do, too
     fallen: float  # the highest scale that had held, where this one is `SCALE_FALLEN` or more below it; else NaN
 
 
@@ -211,6 +215,7 @@ class Rules:
             self._skips += event.facts.at_least
             self._last_skip = at
         row.causes[cause] += 1
+        fallen = scale * SCALE_FALLEN <= self._held_long
         verdict = Skip(
             cause=cause,
             held=held,
@@ -234,7 +239,8 @@ class Rules:
             new_scale=self._start is not None and not self._unskipped(at, self._start, self._start_skips, before),
             loss_follows_scale=event.facts.loss_nonfinite and cause in BENIGN,
             either=either,
-            fallen=self._held_long if scale * SCALE_FALLEN <= self._held_long else math.nan,
+            goes_on=cause == "bad_batch" and injected is None and not fallen and self._goes_on(event, recent),
+            fallen=self._held_long if fallen else math.nan,
         )
         if (verdict.at_edge or cause == "growth_probe") and scale < self._edge:
             self._edge = scale
@@ -371,6 +377,13 @@ class Rules:
             and gradients is not None
             and (gradients.inf > 0 or gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_ALL)
         )
+
+    def _goes_on(self, event: Known, recent: Sequence[float]) -> bool:
+        """Whether losses stay as high: a batch that was skipped changed nothing, and others are not to blame for it."""
+        following = self.past.next_losses(event.step)
+        if len(following) < GOES_ON or not loss_stands_out(event.facts.loss, recent):
+            return False
+        return loss_stands_out(statistics.median(following), recent)
 
     def _loss_recurs(self, event: Known, recent: Sequence[float], after: bool = False) -> bool:
         """Whether steps that did not overflow had losses as high for their time: heavy tails make such batches."""
