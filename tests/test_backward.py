@@ -229,6 +229,31 @@ def test_a_disabled_scaler_does_not_make_a_loss_count_twice(tmp_path: Path) -> N
     assert run.steps["loss"].tolist() == [loss.item()] and run.steps["micro_batches"].tolist() == [1.0]
 
 
+@pytest.mark.parametrize(
+    "divided",
+    [lambda scaled: scaled / 4, lambda scaled: scaled.div_(4), lambda scaled: scaled.mul_(0.5).mul_(0.5)],
+    ids=["a new tensor", "in place", "in place, twice"],
+)
+def test_a_scaled_loss_that_the_loop_divides_counts_divided(
+    divided: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, expected = nn.Linear(4, 1), list[float]()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=256.0)
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path):
+        for _ in range(24):  # at last on the usual way
+            expected.append(0.0)
+            for _ in range(4):
+                loss = model(torch.randn(8, 4)).square().mean()
+                divided(scaler.scale(loss)).backward()
+                expected[-1] += loss.item() / 4
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    (run,) = tbnum.read(tmp_path).values()
+    assert run.steps["loss"].tolist() == pytest.approx(expected, rel=1e-6)
+
+
 def test_loops_side_by_side_have_their_own_losses(tmp_path: Path) -> None:
     loops = [Loop(tmp_path / name) for name in "ab"]
     expected: list[list[float]] = [[], []]

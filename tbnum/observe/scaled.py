@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +15,6 @@ from tbnum.observe.transfer import Number, hold
 __all__ = ["Scaled", "remember", "scaled_by"]
 
 _KEY = "tbnum_scaled"  # in the metadata of the operation that scaled: it lives as long as the graph, and holds nothing
-_REMEMBERED = 64  # scaled losses, of all scalers
 _LOOKED_AT = 64  # operations between a backward's root and the scaled loss
 
 
@@ -31,16 +28,13 @@ class Scaled(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    output: weakref.ref[Tensor]
     loss: Number | None
     scale: Number
     dtype: torch.dtype
     scaler: weakref.ref[torch.amp.GradScaler]
 
 
-_entries: OrderedDict[int, _Entry] = OrderedDict()  # by id of the output
 _scalers: weakref.WeakSet[torch.amp.GradScaler] = weakref.WeakSet()  # that have scaled a loss
-_lock = threading.Lock()
 
 
 def remember(scaler: torch.amp.GradScaler, loss: Tensor, output: Tensor) -> None:
@@ -50,33 +44,20 @@ def remember(scaler: torch.amp.GradScaler, loss: Tensor, output: Tensor) -> None
         return  # a disabled scaler gives back what it got
     value = hold(loss) if loss.numel() == 1 else None
     scale = hold(scaler._scale) if scaler._scale is not None else float(scaler._init_scale)
-    entry = _Entry(weakref.ref(output), value, scale, loss.dtype, weakref.ref(scaler))
     metadata: Any = node.metadata  # a dict, whatever its annotation says
-    metadata[_KEY] = entry
-    with _lock:
-        if scaler not in _scalers:
-            _scalers.add(scaler)
-        _entries[id(output)] = entry
-        while len(_entries) > _REMEMBERED:
-            _entries.popitem(last=False)
+    metadata[_KEY] = _Entry(value, scale, loss.dtype, weakref.ref(scaler))
+    if scaler not in _scalers:
+        _scalers.add(scaler)
 
 
 def scaled_by(roots: Sequence[Any]) -> Scaled | None:
     """The scaler behind a backward, if any. Costs nothing where no scaler is in use."""
     if not _scalers:
         return None
-    for root in roots:
-        entry = _entries.get(id(root))
-        if entry is not None and entry.output() is root:
-            scaler = entry.scaler()
-            return None if scaler is None else Scaled(entry.loss, entry.scale, entry.dtype, scaler)
-    return _behind(roots)
-
-
-def _behind(roots: Sequence[Any]) -> Scaled | None:
-    for node in operations_behind(roots, _LOOKED_AT):
+    for place, node in enumerate(operations_behind(roots, _LOOKED_AT)):
         entry = node.metadata.get(_KEY)
         if entry is not None:
-            scaler = entry.scaler()
-            return None if scaler is None else Scaled(None, entry.scale, entry.dtype, scaler)
+            scaler, is_root = entry.scaler(), place < len(roots)
+            loss = entry.loss if is_root else None
+            return None if scaler is None else Scaled(loss, entry.scale, entry.dtype, scaler)
     return None
