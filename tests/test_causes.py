@@ -107,6 +107,32 @@ def test_a_batch_that_was_skipped_is_not_to_blame_where_the_losses_that_follow_a
     assert skip.remedy.startswith("Look at what changed at step 40" if severity == "info" else "Look at the batch")
 
 
+@pytest.mark.parametrize(
+    ("steps", "largest", "causes_"),
+    [
+        ((40,), 10_000, ["backward_nonfinite"]),
+        ((40, 75), 10_000, ["unknown", "unknown"]),  # both at 2^16
+        ((40, 60), 10_000, ["backward_nonfinite", "backward_nonfinite"]),  # at 2^15, too
+        ((40, 41, 90), 10_000, ["backward_nonfinite"] * 3),
+        ((40, 75), 1_000, ["backward_nonfinite", "backward_nonfinite"]),  # far from an overflow
+    ],
+)
+def test_nan_that_comes_again_at_the_same_scale_and_never_below_it_may_be_an_overflow(
+    steps: tuple[int, ...], largest: float, causes_: list[str]
+):
+    """Behind saturated gates inf meets 0 in all that comes before them."""
+    loop = Loop(growth_interval=30)
+    loop.tracker = -25  # so that the scale does not grow before the first
+    for index in range(100):
+        bad = nan_only(largest_finite=largest / loop.scale) if index in steps else {}
+        if loop.scale > 2.0**16:
+            loop.scale = 2.0**16
+        loop.step(overflow=index in steps, loss=2.5 + 0.01 * (3 * index % 7), **bad)
+    found = skips(explain_run(loop.run()))
+    assert [skip.cause for skip in found] == causes_
+    assert all(skip.severity == ("info" if skip.cause == "unknown" else "warning") for skip in found)
+
+
 def test_of_heavy_tails_the_first_overflow_is_no_bad_batch_though_no_scale_had_held():
     random = np.random.default_rng(0)
     loop = Loop(scale=2.0**15)

@@ -26,6 +26,7 @@ class Later:
     lowest_scale: float  # after the last of them
     ongoing: bool  # the record ends with that row
     losses_nonfinite: int = 0  # of those skips, how many from the first on had a loss that was not finite
+    nan_at_this_scale: bool = False  # skips with NaN alone came more than once, all at this scale and none below it
 
 
 def look_ahead(events: Sequence[Known], last_step: int, numbering: Numbering = FROM_ZERO) -> list[Later | None]:
@@ -70,6 +71,24 @@ def look_ahead(events: Sequence[Known], last_step: int, numbering: Numbering = F
             own = later[at]
             assert own is not None
             later[at] = replace(own, skips_in_row=first.skips_in_row, losses_nonfinite=first.losses_nonfinite)
+    return _with_nan_at_one_scale(events, later)
+
+
+def _with_nan_at_one_scale(events: Sequence[Known], later: list[Later | None]) -> list[Later | None]:
+    """Marks skips that stand alone, and left NaN and no inf, where all of them came at the same scale."""
+    found = {
+        at: own
+        for at, own in enumerate(later)
+        if own is not None
+        and events[at].kind == "skip"
+        and events[at].facts.nan > 0
+        and events[at].facts.inf == 0
+        and not events[at].facts.loss_nonfinite
+    }
+    alone = all(own.skips_in_row == 1 for own in found.values())
+    if len(found) > 1 and alone and len({events[at].facts.loss_scale for at in found}) == 1:
+        for at, own in found.items():
+            later[at] = replace(own, nan_at_this_scale=True)
     return later
 
 
