@@ -252,7 +252,9 @@ class Usual(Noted):
         there: list[Any] = []
         for group in optimizer.param_groups:
             there += map(_gradient_of, group["params"])
-        if set(map(type, there)) != _PLAIN or type(root) is not Tensor or type(by) is not Tensor:
+        ids = list(map(id, there))
+        are_plain = ids == self._ids if self._losses else set(map(type, there)) == _PLAIN
+        if not are_plain or type(root) is not Tensor or type(by) is not Tensor:
             return False
         if len(there) != self._parameters:  # a group was added
             return False
@@ -273,10 +275,10 @@ class Usual(Noted):
         if not math.isfinite(loss):
             return False
         try:
-            ids, versions = list(map(id, there)), list(map(_version_of, there))
+            versions = list(map(_version_of, there))
         except RuntimeError:  # some were made in inference mode
             return False
-        if self._losses and (ids != self._ids or versions == self._arrived):
+        if self._losses and versions == self._arrived:
             return False
         self._ids, self._arrived, self._gradients, self._running = ids, versions, [], ((), ())
         if not (self._losses or (self._attempts + 1) % OFTEN):
