@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import tbnum
+from tbnum.measure.norms import Taken
 from tbnum.observe.track import OFTEN
 from tbnum.observe.usual import Noted, Usual
 from tests.published.check import all_loops, run_loop
@@ -227,6 +228,15 @@ def noted(loop: Loop) -> None:
     loop.optimizer.zero_grad()
 
 
+def noted_on_another_device(loop: Loop) -> None:
+    loop.backward()
+    loop.look()
+    with torch.device("meta"):
+        loop.monitor.log_loss(0.5)
+    loop.step()
+    loop.optimizer.zero_grad()
+
+
 ODD: dict[str, Callable[[Loop], None]] = {
     "nothing": Loop.attempt,
     "a NaN loss": lambda loop: loop.attempt(float("nan")),
@@ -251,6 +261,7 @@ ODD: dict[str, Callable[[Loop], None]] = {
     "the scaler bypassed": bypassed,
     "gradients unscaled by another scaler": unscaled_by_another,
     "a note": noted,
+    "a loss logged where another device is the default": noted_on_another_device,
 }
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -359,6 +370,71 @@ def test_no_graph_is_made_of_gradients_that_have_one(tmp_path: Path) -> None:
         loop.optimizer.zero_grad()
     loop.monitor.close()
     assert not saved
+
+
+@pytest.mark.parametrize("kind", ["plain", "clip"])
+def test_no_graph_is_made_of_gradients_that_are_asked_for_one(kind: str, tmp_path: Path) -> None:
+    loop, saved = Loop(tmp_path, **KINDS[kind]), list[Tensor]()
+    for _ in range(STEPS):
+        loop.backward()
+        loop.look()
+        for parameter in loop.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda each: each):
+            loop.step()
+        loop.optimizer.zero_grad()
+    loop.monitor.close()
+    assert not saved
+
+
+def test_norms_of_complex_gradients_are_the_same_whichever_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(folder: Path) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(5, 7, dtype=torch.complex64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        monitor = tbnum.wrap(optimizer, model=model, logdir=folder, verbose=False)
+        for _ in range(STEPS):
+            model(torch.randn(3, 5, dtype=torch.complex64)).abs().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.close()
+
+    with monkeypatch.context() as patch:
+        the_long_way(patch)
+        train(tmp_path / "long" / "run")
+    train(tmp_path / "usual" / "run")
+    assert record_of(tmp_path / "usual") == record_of(tmp_path / "long")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_session_that_goes_on_elsewhere_says_so_at_its_next_step(kind: str, tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", **KINDS[kind])
+    for _ in range(30):
+        loop.attempt()
+    loop.backward()
+    loop.monitor.load_state_dict({**loop.monitor.state_dict(), "step": 40})  # of step 40, as it turns out
+    loop.look()
+    loop.step()
+    loop.optimizer.zero_grad()
+    for _ in range(3):
+        loop.attempt()
+    loop.monitor.close()
+    (run,) = tbnum.read(tmp_path).values()
+    assert [event.step for event in run.events if event.kind == "resume"] == [41]
+
+
+def test_norms_on_a_device_are_left_where_they_are(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    for _ in range(30):
+        loop.attempt()
+    loop.backward()
+    parameters = list(loop.model.parameters())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    usual = loop.monitor._observer.usual
+    assert usual.is_on
+    assert not usual.clip_begins(parameters, 1.0, Taken(gradients, torch.empty(len(gradients), device="meta")))
+    loop.monitor.close()
 
 
 @pytest.mark.parametrize("name", ["guards", "accumulation", "scalers", "adversarial"])

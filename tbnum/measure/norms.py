@@ -18,7 +18,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from tbnum.measure.chunks import kind_of, stored
 
-__all__ = ["Taken", "TensorNorms", "combine", "host_norms_of", "is_large", "norms_of"]
+__all__ = ["Taken", "TensorNorms", "combine", "host_norms_of", "needs_care", "norms_of"]
 
 # torch reduces a large CPU tensor in float32 with too few partial sums: the 2-norm is off by 6e-5 at 3 M
 # elements and by 3e-3 at 38 M. Rows of 65,536 elements first, then the norm of their norms, give 2e-7.
@@ -56,10 +56,10 @@ class Taken:
     tensors: list[Tensor]
     norms: Tensor
 
-    def of(self, tensors: Sequence[Tensor], *, are_small: bool = False) -> TensorNorms | None:
+    def of(self, tensors: Sequence[Tensor], *, are_plain: bool = False) -> TensorNorms | None:
         """Where they are of these tensors, and what `norms_of` would give of them. No pass, no kernel.
 
-        `are_small`: it is known that none `is_large`.
+        `are_plain`: it is known that none `needs_care`.
         """
         if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):
             return None
@@ -68,7 +68,7 @@ class Taken:
             return None
         if first.dtype not in (torch.float32, torch.float64):  # torch gives the norm of a narrower type in that type
             return None
-        if first.is_cpu and not are_small and any(map(is_large, self.tensors)):
+        if first.is_cpu and not are_plain and any(map(needs_care, self.tensors)):
             return None
         return TensorNorms(range(len(self.tensors)), self.norms, in_order=True)
 
@@ -115,10 +115,12 @@ def _plain_norms_of(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def host_norms_of(tensors: list[Tensor]) -> tuple[list[float], torch.dtype] | None:
-    """2-norms as `norms_of` gives them, and their type, of tensors that the host has and of which none `is_large`.
+    """2-norms as `norms_of` gives them, and their type, of tensors that the host has and of which none `needs_care`.
 
     None where they may be others than plain ones: the norms show it. To ask the tensors takes as long as the pass.
     """
+    if any(map(_has_graph, tensors)):
+        return None
     try:
         norms = torch._foreach_norm(tensors, 2) if tensors[0].is_cpu else ()
     except (NotImplementedError, RuntimeError):  # a sparse one
@@ -128,11 +130,12 @@ def host_norms_of(tensors: list[Tensor]) -> tuple[list[float], torch.dtype] | No
     return list(map(Tensor.item, norms)), norms[0].dtype
 
 
-def is_large(tensor: Tensor) -> bool:
-    """Whether torch's own norm of it would not be exact on the host."""
-    return tensor.numel() > _CHUNK_ABOVE
+def needs_care(tensor: Tensor) -> bool:
+    """Whether torch's own norm of it, on the host, is not what `norms_of` gives: it is large, or complex."""
+    return tensor.numel() > _CHUNK_ABOVE or tensor.is_complex()
 
 
+_has_graph = operator.attrgetter("requires_grad")
 _sort_of = operator.attrgetter("dtype", "is_cpu")
 _PLAIN_SORTS = ({(torch.float32, True)}, {(torch.float64, True)})
 _PLAIN = {(torch.float32, torch.strided, True, False), (torch.float64, torch.strided, True, False)}

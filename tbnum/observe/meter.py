@@ -180,7 +180,9 @@ def _measured_with_care(
         else:
             # Finite elements beyond 1e19 have an infinite norm as well: look at the elements themselves.
             suspects = [place for place, norm in zip(each.index, known, strict=True) if not math.isfinite(norm)]
-            nonfinite.append(float(sum(not bool(torch.isfinite(stored(gradients[at])).all()) for at in suspects)))
+            nonfinite.append(
+                float(sum(not bool(torch.isfinite(stored(gradients[at].detach())).all()) for at in suspects))
+            )
     return Measurement(norms, totals, nonfinite, divisor, by_clip)
 
 

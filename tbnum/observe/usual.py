@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tbnum.measure.norms import Taken, TensorNorms, host_norms_of, is_large
+from tbnum.measure.norms import Taken, TensorNorms, host_norms_of, needs_care
 from tbnum.observe.attempt import UNKNOWN, Attempt, Loss, Measurement, Outcome, Update
 from tbnum.observe.clips import Cover, coefficient_of
 from tbnum.observe.given_up import some_versions
@@ -129,9 +129,10 @@ class Noted:
             and not (track.discarded or track.discarding or track.sides)
             and not track.leftovers.is_suspected
             and loop.meter.layouts.are_whole(track.name)
-            and not any(map(is_large, loop.parameters()))
+            and not any(map(needs_care, loop.parameters()))
             and loop.assembly.is_clear
             and not loop.logged
+            and loop.on_first_step is None
         )
         if self._is_on:
             self._scaler = None if loop.scaler is None else loop._scaler
@@ -193,8 +194,7 @@ class Noted:
         if self._seen:
             attempt.seen = Gradients.of_these(self._gradients, self._seen)
         if self._norms:
-            count = len(self._norms)
-            norms = TensorNorms(range(count), torch.tensor(self._norms, dtype=self._norms_type), in_order=True)
+            count, norms = len(self._norms), _on_host(self._norms, self._norms_type)
             by_clip = self._max_norm is not None
             attempt.before = Measurement([norms], [self._grad_norm], [0.0], 1.0, by_clip, is_usual=True)
             attempt.is_measured, attempt.parameters, attempt.places = True, count, range(count)
@@ -205,10 +205,15 @@ class Noted:
         if self._max_norm is not None and self._coefficient is not None:
             attempt.max_norms, attempt.coefficients = {self._max_norm}, [self._coefficient]
         if self._left:
-            left = TensorNorms(range(count), torch.tensor(self._left, dtype=self._norms_type), in_order=True)
+            left = _on_host(self._left, self._norms_type)
             attempt.after = Measurement([left], [math.hypot(*self._left)], [0.0], 1.0, is_usual=True)
             attempt.places_after = range(count)
         return attempt
+
+
+def _on_host(norms: list[float], dtype: torch.dtype) -> TensorNorms:
+    """Whatever the device that the user has made the default."""
+    return TensorNorms(range(len(norms)), torch.tensor(norms, dtype=dtype, device="cpu"), in_order=True)
 
 
 class Usual(Noted):
@@ -306,7 +311,7 @@ class Usual(Noted):
         if len(parameters) != len(own) or not all(map(operator.is_, parameters, own)):
             return False
         there = list(map(_gradient_of, own))
-        norms = taken.of(there, are_small=True)
+        norms = taken.of(there, are_plain=True) if taken.norms.is_cpu else None
         if self._max_norm is not None or norms is None or list(map(id, there)) != self._ids:
             return False
         if self._samples and self._unscaled_after is None and self._were_written(there):
