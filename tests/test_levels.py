@@ -680,7 +680,10 @@ def test_a_rate_that_was_lowered_where_the_loss_stood_still_is_no_schedule_that_
     assert severity_of(500, 510, 1800) == "warning"
 
 
-@pytest.mark.parametrize(("zero_from", "loss", "there"), [(0, 2.0, True), (2000, 2.0, True), (2000, 0.0, False)])
+@pytest.mark.parametrize(
+    ("zero_from", "loss", "there"),
+    [(0, 2.0, True), (2000, 2.0, True), (3960, 2.0, True), (3980, 2.0, False), (2000, 0.0, False)],
+)
 def test_gradients_that_are_all_zero_are_reported_where_the_loss_is_not(zero_from: int, loss: float, there: bool):
     norm = np.where(zero_from <= STEP, 0.0, 1.0)
     found = reported(columns(COUNT, loss=np.full(COUNT, loss), grad_norm=norm))
@@ -739,6 +742,14 @@ def test_norms_that_explode_early_in_a_run_are_held_against_those_that_there_are
     taken = Event(41, 0.0, "nonfinite_step", data={"nonfinite_tensors": 3, "tensors": 3, "loss": 2.0})
     found = reported(steps, [taken])["exploding_norm"]
     assert found.steps == (40, 41) and "1 step later, at step 41" in found.evidence
+
+
+@pytest.mark.parametrize(("zero_from", "there"), [(2900, True), (3500, False)])
+def test_one_of_several_optimizers_may_wait_for_its_turn_for_a_quarter_of_a_run(zero_from: int, there: bool):
+    norms = {"first/grad_norm": np.where(zero_from <= STEP, 0.0, 1.0), "second/grad_norm": np.ones(COUNT)}
+    steps = columns(COUNT, loss=np.full(COUNT, 2.0), **norms)
+    del steps["grad_norm"]
+    assert ("gradients_zero" in reported(steps)) == there
 
 
 @pytest.mark.parametrize(

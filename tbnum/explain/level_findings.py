@@ -311,7 +311,8 @@ def gradients_zero(view: RunView) -> Iterator[Finding]:
         others = np.flatnonzero(norms[rows] != 0)
         zero = rows[int(others[-1]) + 1 if len(others) else 0 :]
         losses = np.abs(loss[zero][np.isfinite(loss[zero])])
-        if len(zero) < max(ZERO_STEPS, ZERO_SHARE * len(rows)) or (len(losses) and not np.median(losses) > 0):
+        share = ZERO_SHARE if column.optimizer is not None else 0.0  # one of several may wait for its turn
+        if len(zero) < max(ZERO_STEPS, share * len(rows)) or (len(losses) and not np.median(losses) > 0):
             continue
         whose = f" of {column.optimizer}" if column.optimizer else ""
         step = int(view.number[zero[0]])

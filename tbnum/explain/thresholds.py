@@ -236,7 +236,8 @@ Norms drift over a run by more than that, but not within a step; batches differ 
 good."""
 
 ZERO_STEPS, ZERO_SHARE = 32, 0.25
-"""Steps, and share of a run up to its end, whose gradients are all exactly 0 though the loss is not."""
+"""Steps up to the end of a run, and of one of several optimizers share of it, whose gradients are all exactly 0 though
+the loss is not."""
 
 VANISHED = 0.01
 """A norm of parameters that fell to this share of what it was holds nothing of what was learned."""
