@@ -188,6 +188,7 @@ def test_nan_from_the_first_step_on_was_made_inside_backward_once_no_scale_helpe
     assert {event.cause for event in skips(events)} == {"backward_nonfinite"}
     (collapse,) = [event for event in events if event.kind == "scale_collapse"]
     assert collapse.cause == "backward_nonfinite" and "replay" in collapse.remedy
+    assert "a zero_grad() that is missing" in collapse.remedy, "kept gradients look the same"
 
 
 def test_without_a_scaler_the_step_says_that_backward_made_it():

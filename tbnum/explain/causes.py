@@ -108,8 +108,17 @@ def explained_collapse(event: Event, collapse: Collapse, later: Later | None) ->
             "the parameters are not finite",
             f"Stop the run and restore a checkpoint from before step {collapse.from_step} whose parameters are finite.",
         ),
-        "backward_nonfinite": ("backward yields NaN at every scale although the loss is finite", BACKWARD_REMEDY),
-    }.get(collapse.cause, ("the gradients overflow at every scale although the loss is finite", BACKWARD_REMEDY))
+        "backward_nonfinite": (
+            "the gradients hold NaN at every scale although the loss is finite",
+            f"{BACKWARD_REMEDY} {NOT_ZEROED}",
+        ),
+    }.get(
+        collapse.cause,
+        (
+            "the gradients overflow at every scale although the loss is finite",
+            f"{BACKWARD_REMEDY} {NOT_ZEROED}",
+        ),
+    )
     row = f"{count_text(skips, 'skipped step')} in a row (from step {collapse.from_step})"
     if collapse.old_scale == 0:
         message = f"The loss scale was {scale_text(0)} at {row}: no gradient can be divided by it."
@@ -414,6 +423,8 @@ BACKWARD_LOOK = (
 )
 
 BACKWARD_REMEDY = f"{BACKWARD_LOOK}."
+
+NOT_ZEROED = "Or look for a zero_grad() that is missing: gradients that are kept hold on to one overflow for good."
 
 CAUSE: dict[str, Cause] = {
     "scale_warmup": Cause("info", "the first scale was too high and came down", _scale_warmup),
