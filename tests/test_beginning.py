@@ -199,3 +199,18 @@ def test_float16_parameters_are_another_matter(tmp_path: Path) -> None:
             optimizer.step()
     (run,) = tbnum.read(tmp_path).values()
     assert "float16_without_scaler" not in {event.kind for event in run.events}
+
+
+def test_a_backward_on_a_device_without_autocast_is_no_trouble(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2, device="meta")
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    with tbnum.wrap(optimizer, scaler, logdir=tmp_path, verbose=False):
+        for _ in range(3):
+            other(torch.randn(4, 3, device="meta")).sum().backward()
+            scaler.scale(batch(model).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert not [each for each in recwarn if "tbnum could not" in str(each.message)]

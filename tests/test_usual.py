@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tbnum
 from tbnum.measure.norms import Taken
@@ -388,6 +391,26 @@ def test_no_graph_is_made_of_gradients_that_are_asked_for_one(kind: str, tmp_pat
     assert not saved
 
 
+@pytest.mark.parametrize("parameter", [0, 1])
+def test_moments_that_were_given_to_another_parameter_are_looked_at_as_ever(parameter: int, tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run")
+    for _ in range(30):
+        loop.attempt()
+    (group,) = loop.optimizer.param_groups
+    before = group["params"][parameter]
+    after = group["params"][parameter] = nn.Parameter(before.detach().clone())
+    setattr(loop.model[0], ("weight", "bias")[parameter], after)
+    kept = [(after if each is before else each, state) for each, state in loop.optimizer.state.items()]
+    loop.optimizer.state.clear()
+    loop.optimizer.state.update(kept)
+    for _ in range(5):
+        loop.attempt()
+    moments(loop)
+    loop.monitor.close()
+    (run,) = tbnum.read(tmp_path).values()
+    assert [event.step for event in run.events if event.kind == "moments_reset"] == [35]
+
+
 def test_norms_of_complex_gradients_are_the_same_whichever_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def train(folder: Path) -> None:
         torch.manual_seed(0)
@@ -435,6 +458,40 @@ def test_norms_on_a_device_are_left_where_they_are(tmp_path: Path) -> None:
     assert usual.is_on
     assert not usual.clip_begins(parameters, 1.0, Taken(gradients, torch.empty(len(gradients), device="meta")))
     loop.monitor.close()
+
+
+class Forbidden(TorchDispatchMode):
+    """What finds out where a loop waits for its device, say."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__()
+        self.operation = operation
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.operation in str(func):
+            raise ValueError(f"{self.operation} is forbidden")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("operation", ["_local_scalar_dense", "_foreach_norm", "vector_norm"])
+@pytest.mark.parametrize("make", [torch.optim.SGD, partial(torch.optim.Adam, foreach=True, capturable=False)])
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_mode_of_the_users_refuses_does_not_reach_the_loop(make: Any, operation: str, tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "run", make=make)
+    for step in range(STEPS):
+        if step < 30 or step % 3:
+            loop.attempt()
+            continue
+        with Forbidden(operation) if step % 2 else contextlib.nullcontext():
+            loop.backward()
+        clipped = nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1) if step % 4 else torch.ones(())
+        with Forbidden(operation) if make is torch.optim.SGD else contextlib.nullcontext():
+            loop.step()
+        assert clipped.isfinite()
+        loop.optimizer.zero_grad()
+    loop.monitor.close()
+    (run,) = tbnum.read(tmp_path).values()
+    assert len(run.steps["step"]) == STEPS
 
 
 @pytest.mark.parametrize("name", ["guards", "accumulation", "scalers", "adversarial"])

@@ -117,14 +117,12 @@ def _plain_norms_of(tensors: Sequence[Tensor]) -> Tensor | None:
 def host_norms_of(tensors: list[Tensor]) -> tuple[list[float], torch.dtype] | None:
     """2-norms as `norms_of` gives them, and their type, of tensors that the host has and of which none `needs_care`.
 
-    None where they may be others than plain ones: the norms show it. To ask the tensors takes as long as the pass.
+    None where they may be others than plain ones: the norms show it. To ask the tensors takes as long as the pass. Of
+    sparse ones torch raises an error.
     """
     if any(map(_has_graph, tensors)):
         return None
-    try:
-        norms = torch._foreach_norm(tensors, 2) if tensors[0].is_cpu else ()
-    except (NotImplementedError, RuntimeError):  # a sparse one
-        return None
+    norms = torch._foreach_norm(tensors, 2) if tensors[0].is_cpu else ()
     if set(map(_sort_of, norms)) not in _PLAIN_SORTS:
         return None
     return list(map(Tensor.item, norms)), norms[0].dtype

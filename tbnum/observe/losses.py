@@ -335,4 +335,6 @@ def _scale_now(own_scale: Any, loop: Loop) -> Number:
 
 
 def _devices(roots: Sequence[Any]) -> set[str]:
-    return {"cpu", *(root.device.type for root in roots if isinstance(root, Tensor))}
+    """With an autocast of their own."""
+    types = {root.device.type for root in roots if isinstance(root, Tensor)}
+    return {"cpu", *filter(torch.amp.is_autocast_available, types)}

@@ -71,10 +71,12 @@ class Moments:
 
     def _is_untouched(self, optimizer: torch.optim.Optimizer) -> bool:
         """Where all that is kept of the first parameter are tensors, as nearly always: in a few looks."""
-        _, _, ids, versions = self._left
+        owner, _, ids, versions = self._left
         try:
-            kept = next(iter(optimizer.state.values())).values()
-            return bool(ids) and list(map(id, kept)) == ids and list(map(_version_of, kept)) == versions
+            parameter, kept = next(iter(optimizer.state.items()))
+            kept = kept.values()
+            is_same = id(parameter) == owner and list(map(id, kept)) == ids
+            return is_same and list(map(_version_of, kept)) == versions
         except (AttributeError, RuntimeError, StopIteration):
             return False
 

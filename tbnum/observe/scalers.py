@@ -55,10 +55,9 @@ class Scalers(Part):
         if self._loop.scaler is not None:
             self._steps.append(_Step(self._loop.scaler, optimizer, track, None))
 
-    def is_as_left(self, scaler: torch.amp.GradScaler, expected: float) -> bool:
-        """Whether its scale is, on the host, what its last update has left, and what is expected."""
-        scale = scaler._scale
-        return scale is not None and scale.is_cpu and scale.item() == expected == self._last_scale(scaler)
+    def is_as_left(self, scaler: torch.amp.GradScaler, scale: float) -> bool:
+        """Whether `scale` is what its last update has left, on the host."""
+        return scale == self._last_scale(scaler)
 
     def _last_scale(self, scaler: torch.amp.GradScaler) -> float | None:
         ref, scale = self._last_scales.get(id(scaler), (None, None))

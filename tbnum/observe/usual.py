@@ -129,7 +129,7 @@ class Noted:
             and not (track.discarded or track.discarding or track.sides)
             and not track.leftovers.is_suspected
             and loop.meter.layouts.are_whole(track.name)
-            and not any(map(needs_care, loop.parameters()))
+            and _are_plain(loop.parameters())
             and loop.assembly.is_clear
             and not loop.logged
             and loop.on_first_step is None
@@ -211,6 +211,37 @@ class Noted:
         return attempt
 
 
+def _fails(error: Exception) -> bool:
+    """False: what watches over all that torch does, a mode of the user's, say, has refused. The long way reports it."""
+    if of_a_signal(error):
+        raise error
+    return False
+
+
+def _are_plain(parameters: list[Tensor]) -> bool:
+    try:
+        return not any(map(needs_care, parameters))
+    except Exception as error:
+        return _fails(error)
+
+
+def _read(number: Tensor) -> float:
+    """NaN where that fails."""
+    try:
+        return float(number.item())
+    except Exception as error:
+        _fails(error)
+        return UNKNOWN
+
+
+def _host_norms(gradients: list[Tensor]) -> tuple[list[float], torch.dtype] | None:
+    try:
+        return host_norms_of(gradients)
+    except Exception as error:  # one is sparse, say
+        _fails(error)
+        return None
+
+
 def _on_host(norms: list[float], dtype: torch.dtype) -> TensorNorms:
     """Whatever the device that the user has made the default."""
     return TensorNorms(range(len(norms)), torch.tensor(norms, dtype=dtype, device="cpu"), in_order=True)
@@ -267,7 +298,7 @@ class Usual(Noted):
             return False
         scaled = scaled_by((root,))
         if scaled is None and self._scaler is None:
-            loss = float(root.item())
+            loss = _read(root)
         else:
             known = None if scaled is None or self._scaler is None else scaled.loss
             if not isinstance(known, float) or scaled is None or scaled.scaler is not self._scaler():
@@ -275,14 +306,14 @@ class Usual(Noted):
             if not self._losses_part.is_checked(scaled):
                 return False
             loss = known
-        factor = by.item()
+        factor = _read(by)
         loss = loss if factor == 1.0 else loss * factor
         if not math.isfinite(loss):
             return False
         try:
             versions = list(map(_version_of, there))
-        except RuntimeError:  # some were made in inference mode
-            return False
+        except RuntimeError as error:  # some were made in inference mode
+            return _fails(error)
         if self._losses and versions == self._arrived:
             return False
         self._ids, self._arrived, self._gradients, self._running = ids, versions, [], ((), ())
@@ -316,7 +347,10 @@ class Usual(Noted):
             return False
         if self._samples and self._unscaled_after is None and self._were_written(there):
             return False
-        values = norms.norms.tolist()
+        try:
+            values = norms.norms.tolist()
+        except Exception as error:
+            return _fails(error)
         total = math.hypot(*values)
         if not VANISHING <= total < math.inf or (self._scaler is not None and self._unscaled_after is None):
             return False
@@ -336,7 +370,10 @@ class Usual(Noted):
             self._seen = list(map(_version_of, self._gradients))
         else:  # shared by parameters, it was multiplied more than once
             return False
-        self._coefficient = float(coefficient_of(self._max_norm, float(total_norm.item())))
+        coefficient = float(coefficient_of(self._max_norm, _read(total_norm)))
+        if math.isnan(coefficient):
+            return False
+        self._coefficient = coefficient
         return True
 
     def is_no_part(self, parameters: Sequence[Tensor]) -> bool:
@@ -374,11 +411,11 @@ class Usual(Noted):
             return False
         self._looked_at = some_versions(optimizer)
         self._gradients, self._seen = there, list(map(_version_of, there))
-        self._unscaled_after, self._scale = len(self._losses), scaler._scale.item()
+        self._unscaled_after, self._scale = len(self._losses), _read(scaler._scale)
         return True
 
     def _measures(self, gradients: list[Tensor]) -> bool:
-        measured = host_norms_of(gradients)
+        measured = _host_norms(gradients)
         if measured is None:
             return False
         norms, self._norms_type = measured
@@ -391,7 +428,7 @@ class Usual(Noted):
     def _verifies(self, gradients: list[Tensor]) -> bool:
         """Whether what a clip has left is what it should be."""
         assert self._coefficient is not None
-        measured = host_norms_of(gradients)
+        measured = _host_norms(gradients)
         norms = [] if measured is None else measured[0]
         total = math.hypot(*norms)
         if not VANISHING <= total < math.inf or not self._unseen.are_alike(self._grad_norm * self._coefficient, total):
@@ -405,7 +442,7 @@ class Usual(Noted):
 
     def _found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[float]:
         state = scaler._per_optimizer_states.get(id(optimizer))
-        return [] if state is None else [float(found.item()) for found in state["found_inf_per_device"].values()]
+        return [] if state is None else [_read(found) for found in state["found_inf_per_device"].values()]
 
     def is_others(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is none of this loop, and may run in another thread; else leaves for it."""
@@ -528,13 +565,15 @@ class Usual(Noted):
             return False
         if not self._scalers_part.is_as_left(scaler, self._scale) or scaler._growth_tracker is None:
             return False
-        self._tracker = float(scaler._growth_tracker.item())
-        return True
+        if scaler._scale is None or not scaler._scale.is_cpu or _read(scaler._scale) != self._scale:
+            return False
+        self._tracker = _read(scaler._growth_tracker)
+        return not math.isnan(self._tracker)
 
     @untraced
     def update_ended(self, scaler: torch.amp.GradScaler) -> Update | None:
         """None where all is done, else what the long way is to go on with."""
-        new_scale = scaler._scale.item() if scaler._scale is not None else UNKNOWN
+        new_scale = _read(scaler._scale) if scaler._scale is not None else UNKNOWN
         if self.stage != WAITING or new_scale != self._scale:
             return Update(self._scale, self._tracker, was_set=False)
         self._closes(self._tracker, new_scale)
