@@ -306,3 +306,44 @@ def test_a_clip_between_the_backwards_of_an_accumulation_is_not_taken_for_unscal
 
     events = events_of(Loop(), steps, tmp_path)
     assert [event.kind for event in events] == ["clip_before_unscale", "losses_not_divided"]
+
+
+@pytest.mark.parametrize("overflow", [None, 21, 22])
+@pytest.mark.parametrize("unscales", [False, True])
+def test_gradients_that_are_never_zeroed_are_reported_where_an_overflow_stays_in_them(
+    overflow: int | None, unscales: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, expected = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), list[float]()
+    optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path, verbose=False):
+        for step in range(30):
+            loss = model(torch.randn(3, 4)).square().mean() * (1e37 if step == overflow else 1.0)
+            expected.append(loss.item())
+            scaler.scale(loss).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            if step < 20:
+                optimizer.zero_grad()
+    (run,) = tbnum.read(tmp_path).values()
+    assert run.steps["loss"].tolist() == pytest.approx(expected)
+    assert sum(event.kind == "skip" for event in run.events) == (0 if overflow is None else 30 - overflow)
+    assert [event.step for event in run.events if event.kind == "gradients_not_zeroed"] == [24]
+
+
+def test_a_skip_before_gradients_are_zeroed_at_the_start_of_a_step_is_no_mistake(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with tbnum.wrap(optimizer, scaler, model=model, logdir=tmp_path, verbose=False):
+        for step in range(40):
+            optimizer.zero_grad()
+            loss = model(torch.randn(3, 4)).square().mean() * (1e37 if step % 4 == 3 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    (run,) = tbnum.read(tmp_path).values()
+    kinds = {event.kind for event in run.events}
+    assert "skip" in kinds and not kinds & {"gradients_not_zeroed", "step_without_backward", "clip_after_step"}

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import NamedTuple
 
+import numpy as np
+
 from tbnum.observe.gradients import Gradients
 from tbnum.observe.transfer import Number, Transfer, tensors_in
 
@@ -68,5 +70,6 @@ class Leftovers:
         while self._looks and self._looks[0].transfer.ready():
             look = self._looks.popleft()
             used, found = look.transfer.numbers(look.used), look.transfer.numbers(look.found)
-            self._sure[look.kind] += used == found and any(value != 0 for value in used)
+            # NaN that an overflow has left is as it was, too.
+            self._sure[look.kind] += np.array_equal(used, found, equal_nan=True) and any(value != 0 for value in used)
         return before < SURE <= self._sure[kind]

@@ -148,6 +148,7 @@ class Scalers(Part):
         skipped = is_withheld
         if is_withheld:
             attempt.lr = learning_rates(own)
+            self._leaves(track, own)
         else:  # a fused kernel may have skipped inside; known here only where found_inf lives on the host
             skipped = any(found_inf for found_inf in attempt.found_inf if isinstance(found_inf, float))
         if not skipped:
@@ -161,6 +162,14 @@ class Scalers(Part):
                 loop.meter.look_closely(attempt, gradients, attempt.before.divisor)
         attempt.parameters_nonfinite = any_nonfinite(parameters_of(own))
         loop.meter.sum_what_is_left(track, attempt, own)
+
+    def _leaves(self, track: Track, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients that the optimizer did not get are done with all the same: the next attempt is not to find them."""
+        gradients = Gradients.of(optimizer)
+        track.used = gradients.marks()
+        mistake = track.leftovers.stepped(gradients)
+        if mistake is not None:
+            self._loop.report_once(mistake, {"where": users_line()}, track)
 
     @harmless
     def update_begins(self, scaler: torch.amp.GradScaler, new_scale: float | Tensor | None) -> Update | None:
