@@ -177,6 +177,15 @@ def test_shares_keep_a_relative_error_below_four_thousandths_and_their_ends(tmp_
         assert (abs(found[large] / given[large] - 1) <= 0.004).all()
 
 
+def test_tables_are_packed_where_numpy_raises_what_rounding_does() -> None:
+    values = np.array([5e-324, 1e-300, math.nan, 1.0])
+    columns = {"underflow/float16": values, "grad_norm": values.astype(np.float32), "absmax": 1e300 * values}
+    names = tuple(map(str, range(len(values))))
+    expected = tensors_module.encode_tables(TensorTable(0, names, columns))
+    with np.errstate(all="raise"):
+        assert tensors_module.encode_tables(TensorTable(0, names, columns)) == expected
+
+
 def test_histograms_are_read_as_they_were_written(tmp_path: Path) -> None:
     given = [histograms(step, source=source) for step in (0, 1000) for source in HISTOGRAM_SOURCES]
     write(tmp_path, *given)

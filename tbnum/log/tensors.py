@@ -360,8 +360,8 @@ def _narrowed_floats(
     columns: Sequence[np.ndarray], shares: Sequence[bool], floating: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray]]:
     """All of them looked at together, for a call costs more than what it computes of a few values."""
-    values = np.array([columns[at] for at in floating], np.float64)  # (C, N)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        values = np.array([columns[at] for at in floating], np.float64)  # (C, N)
         is_whole = (values >= 0) & (values <= _LARGEST_EXACT) & (np.floor(values) == values) & ~np.signbit(values)
         is_nan = np.isnan(values)
         is_share = is_nan | ((values >= 0) & (values <= 1))
@@ -385,6 +385,7 @@ def _unsigned(values: np.ndarray) -> tuple[int, np.ndarray]:
     return code, values.astype(_TYPES[code])
 
 
+@np.errstate(under="ignore")
 def _rounded_shares(values: np.ndarray) -> np.ndarray:
     """Upper halves of the float32s, rounded; only 0 becomes 0, and only 1 becomes 1."""
     bits = values.astype("<f4").view("<u4")
