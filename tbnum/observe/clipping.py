@@ -205,7 +205,7 @@ class _Noted:
             names = {**scope, "torch": _TorchNotingNorms()}
             made = types.FunctionType(original.__code__, names, None, original.__defaults__, original.__closure__)
             made.__kwdefaults__ = original.__kwdefaults__
-            self._made_of, self._function = made_of, made
+            self._function, self._made_of = made, made_of  # in this order, for others clip in other threads
         return self._function
 
 

@@ -181,6 +181,46 @@ class Noted:
         self._running = (), ()
         self._clear()
 
+    def _measures(self, gradients: list[Tensor]) -> bool:
+        measured = _host_norms(gradients)
+        if measured is None:
+            return False
+        norms, self._norms_type = measured
+        total = math.hypot(*norms)
+        if not VANISHING <= total < math.inf:
+            return False
+        self._norms, self._grad_norm = norms, total
+        return True
+
+    def _verifies(self, gradients: list[Tensor]) -> bool:
+        """Whether what a clip has left is what it should be."""
+        assert self._coefficient is not None
+        measured = _host_norms(gradients)
+        norms = [] if measured is None else measured[0]
+        total = math.hypot(*norms)
+        if not VANISHING <= total < math.inf or not self._unseen.are_alike(self._grad_norm * self._coefficient, total):
+            return False
+        self._left = norms
+        return True
+
+    def _were_written(self, gradients: list[Tensor]) -> bool:
+        """Since the last backward, through `.data`, which leaves no mark."""
+        return self._harmless(Gradients.of_these(gradients, []).samples, self._samples) != self._samples
+
+    def _found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[float]:
+        state = scaler._per_optimizer_states.get(id(optimizer))
+        return [] if state is None else [_read(found) for found in state["found_inf_per_device"].values()]
+
+    def _harmless(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What may fail of itself, as where a disk is full: no exception of it reaches the loop."""
+        try:
+            return call(*arguments)
+        except Exception as error:
+            if of_a_signal(error):
+                raise
+            self._loop.trouble(error)
+            return None
+
     def _attempt(self, track: Track) -> Attempt:
         attempt = Attempt()
         track.attempts += 1
@@ -414,36 +454,6 @@ class Usual(Noted):
         self._unscaled_after, self._scale = len(self._losses), _read(scaler._scale)
         return True
 
-    def _measures(self, gradients: list[Tensor]) -> bool:
-        measured = _host_norms(gradients)
-        if measured is None:
-            return False
-        norms, self._norms_type = measured
-        total = math.hypot(*norms)
-        if not VANISHING <= total < math.inf:
-            return False
-        self._norms, self._grad_norm = norms, total
-        return True
-
-    def _verifies(self, gradients: list[Tensor]) -> bool:
-        """Whether what a clip has left is what it should be."""
-        assert self._coefficient is not None
-        measured = _host_norms(gradients)
-        norms = [] if measured is None else measured[0]
-        total = math.hypot(*norms)
-        if not VANISHING <= total < math.inf or not self._unseen.are_alike(self._grad_norm * self._coefficient, total):
-            return False
-        self._left = norms
-        return True
-
-    def _were_written(self, gradients: list[Tensor]) -> bool:
-        """Since the last backward, through `.data`, which leaves no mark."""
-        return self._harmless(Gradients.of_these(gradients, []).samples, self._samples) != self._samples
-
-    def _found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[float]:
-        state = scaler._per_optimizer_states.get(id(optimizer))
-        return [] if state is None else [_read(found) for found in state["found_inf_per_device"].values()]
-
     def is_others(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is none of this loop, and may run in another thread; else leaves for it."""
         return self._is_on and not self._leaves_for(self._loop.track_of(optimizer) is not None)
@@ -527,16 +537,6 @@ class Usual(Noted):
         self._step += 1
         self._clear()
         self._harmless(self._loop.assembly.note, note)
-
-    def _harmless(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What may fail of itself, as where a disk is full: no exception of it reaches the loop."""
-        try:
-            return call(*arguments)
-        except Exception as error:
-            if of_a_signal(error):
-                raise
-            self._loop.trouble(error)
-            return None
 
     # -- the scaler
 
