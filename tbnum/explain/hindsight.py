@@ -114,9 +114,8 @@ def skip_in_hindsight(skip: Skip, event: Known, later: Later | None) -> Skip:
     ):
         return replace(skip, cause="backward_nonfinite")  # no scale passed, and none was to blame
     if skip.cause == "backward_nonfinite" and later.nan_at_this_scale and not skip.nan_only:
-        return replace(
-            skip, cause="unknown", either=True
-        )  # steps between them passed at a lower scale, as overflows do
+        # Steps between them passed at a lower scale, as overflows do.
+        return replace(skip, cause="unknown", either=True)
     fell = later.lowest_scale < event.facts.loss_scale and not math.isnan(later.lowest_scale)
     in_row = later.losses_nonfinite > 1 or later.skips_in_row > later.losses_nonfinite
     leading = in_row and skip.in_row <= later.losses_nonfinite

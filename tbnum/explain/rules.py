@@ -14,26 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from tbnum.explain.close_look import Gradients
+from tbnum.explain.batch import Batch
 from tbnum.explain.facts import Known
 from tbnum.explain.nonfinite import Since, SpoiledParameters, made_in_backward, no_overflow, nothing_is_spared
-from tbnum.explain.outliers import is_of_the_tail, loss_is_usual, loss_is_within, loss_stands_out
+from tbnum.explain.outliers import loss_is_usual, loss_stands_out
 from tbnum.explain.parameters import SpoiledUpdate
 from tbnum.explain.past import Past
 from tbnum.explain.record import SCALE_CHANGES, scaler_settings
 from tbnum.explain.thresholds import (
-    BACKWARD_LARGEST_OF_ALL,
-    BACKWARD_LARGEST_OF_SOME,
     EDGE_DEVIATIONS,
     EDGE_PROBED,
-    EITHER_SHARE,
-    LOSS_AS_ANY,
     NORM_ROSE,
-    OVERFLOWING_NORMS,
     SCALE_FALLEN,
     SCALE_HELD,
-    SPOILED_NORMS,
-    SPOILED_NORMS_ALONE,
 )
 from tbnum.log.numbering import Numbering
 
@@ -59,9 +52,6 @@ values would have ended by then. (A first scale of 2^24 and a model that bears 2
 
 NAN_AGAIN = 2
 """Skips in a row before one, from which on NaN alone is no overflow's: the scale is a quarter of one that had held."""
-
-GOES_ON = 8
-"""Losses after a skip, of which at least half have to stand out for it to be more than one batch."""
 
 DEFAULT_GROWTH_INTERVAL = 2000  # torch's
 
@@ -184,9 +174,10 @@ class Rules:
         scale = event.facts.loss_scale
         unscaled = not scale > 1
         # Without a scale a gradient has the range of its loss: it need not be a usual one.
-        usual = unscaled or not loss_stands_out(event.facts.loss, self.past.recent_losses(event.step))
+        batch = Batch(event, self.past)
+        usual = unscaled or not loss_stands_out(batch.loss, batch.recent)
         known = math.isfinite(event.facts.loss) and event.facts.loss_measured
-        if known and usual and made_in_backward(self._gradients(event), 1.0 if unscaled else scale, unscaled):
+        if known and usual and made_in_backward(batch.gradients, 1.0 if unscaled else scale, unscaled):
             return StepVerdict("backward_nonfinite", None)
         return StepVerdict(None, None)
 
@@ -199,13 +190,13 @@ class Rules:
         # With several optimizers a step may have several skips; where not every step was logged, one reports several.
         before = self._skips - (at == self._last_skip) + event.facts.at_least - 1
         held = self._unskipped(at, self._change, self._change_skips, before)
-        recent = self.past.recent_losses(step)
+        batch = Batch(event, self.past)
         injected = self._injected[1] if self._injected and self._injected[0] == step else None
         self.parameters.measured(event)
         since = self.parameters.since(step)
         self._note_held(scale, held)
-        nan_only = made_in_backward(self._gradients(event), scale, inf_counts=False)
-        cause = self._cause(event, held, before, recent, injected is not None, since is not None, nan_only)
+        nan_only = made_in_backward(batch.gradients, scale, inf_counts=False)
+        cause = self._cause(event, batch, held, before, injected is not None, since is not None, nan_only)
         either, cause = cause == EITHER, "unknown" if cause == EITHER else cause
         row, probe = self._row, self._probe
         new_scale = event.facts.new_scale
@@ -226,20 +217,17 @@ class Rules:
             early=self._start is not None
             and self._unskipped(at, self._start, self._start_skips, before) < min(self._growth_interval, PROBE_STEPS),
             in_row=row.skips,
-            recent_loss=statistics.median(recent) if recent else math.nan,
+            recent_loss=statistics.median(batch.recent) if batch.recent else math.nan,
             since=since,
             growth_interval=self._growth_interval if self._interval_known else 0,
             injected=injected,
-            at_edge=cause == "bad_batch"
-            and injected is None
-            and row.is_first_but_for_probes
-            and self._at_edge(event, recent),
+            at_edge=cause == "bad_batch" and injected is None and row.is_first_but_for_probes and self._at_edge(batch),
             collapsed=row.collapsed,
             nan_only=nan_only,
             new_scale=self._start is not None and not self._unskipped(at, self._start, self._start_skips, before),
             loss_follows_scale=event.facts.loss_nonfinite and cause in BENIGN,
             either=either,
-            goes_on=cause == "bad_batch" and injected is None and not fallen and self._goes_on(event, recent),
+            goes_on=cause == "bad_batch" and injected is None and not fallen and batch.loss_goes_on,
             fallen=self._held_long if fallen else math.nan,
         )
         if (verdict.at_edge or cause == "growth_probe") and scale < self._edge:
@@ -249,9 +237,9 @@ class Rules:
     def _cause(
         self,
         event: Known,
+        batch: Batch,
         held: int,
         before: int,
-        recent: Sequence[float],
         injected: bool,
         spoiled: bool,
         nan_only: bool,
@@ -279,21 +267,21 @@ class Rules:
                 return "scale_warmup"
             if unskipped <= slack:
                 return "unknown"
-        if self._arose_in_backward(event, held, recent):
-            return EITHER if self._may_have_overflowed(event, held, recent) else "backward_nonfinite"
+        if self._arose_in_backward(event, batch, held):
+            return EITHER if self._may_have_overflowed(event, batch, held) else "backward_nonfinite"
         probe = min(self._growth_interval, PROBE_STEPS)
         if self._last_change == "scale_growth" and held - slack < probe <= held + self._change_slack:
             return "unknown"
         if self._last_change == "scale_growth" and held < probe:
             spoiled = (
                 injected
-                or (loss_stands_out(event.facts.loss, recent) and not self._loss_recurs(event, recent))
-                or self._norms_stand_out(event, recent, self.past.norm_ratio(event.step, event.optimizer))
+                or (loss_stands_out(batch.loss, batch.recent) and not batch.loss_recurs())
+                or batch.norms_stand_out()
             )
             return "bad_batch" if spoiled else "growth_probe"
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
             return "unknown"  # what the scaler did before the record began is not known
-        if self._is_nan_alone(event, recent):
+        if batch.is_nan_alone:
             return "backward_nonfinite" if self._row.skips >= NAN_AGAIN else EITHER
         return "bad_batch"
 
@@ -307,33 +295,18 @@ class Rules:
             return True
         return self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS)
 
-    def _arose_in_backward(self, event: Known, held: int, recent: Sequence[float]) -> bool:
+    def _arose_in_backward(self, event: Known, batch: Batch, held: int) -> bool:
         """Whether NaN is no overflow's, at a scale that a step had passed or that is one growth above such a one."""
-        gradients = self._gradients(event)
-        if not _loss_is_good(event.facts.loss, recent):
+        if not batch.loss_is_good:
             return False
         probe = self._probe
         if probe is not None and not probe.failed and held < PROBE_STEPS and probe.scale > 4 * probe.scale_below:
             return False  # so far above the one that had held, all may overflow
         if self._last_change is None and self._start is None and held < PROBE_STEPS:
             return False  # what the scaler did before the record began is not known
-        return no_overflow(event.facts, gradients) or nothing_is_spared(event.facts, gradients)
+        return no_overflow(event.facts, batch.gradients) or nothing_is_spared(event.facts, batch.gradients)
 
-    def _is_nan_alone(self, event: Known, recent: Sequence[float]) -> bool:
-        """Whether a loss as any other left NaN and no inf, say in one tensor, and others far from the end of float16
-        and as long as usual: an operation's backward did so, or the product of an activation that overflowed.
-        """
-        gradients = self._gradients(event)
-        if gradients is None or not gradients.nan > 0 or gradients.inf > 0:
-            return False
-        everywhere = event.facts.nonfinite_tensors == event.facts.tensors
-        end = BACKWARD_LARGEST_OF_ALL if everywhere else BACKWARD_LARGEST_OF_SOME
-        near = gradients.largest_finite * event.facts.loss_scale > end
-        longer = self.past.norm_ratio(event.step, event.optimizer) >= OVERFLOWING_NORMS
-        loss = event.facts.loss
-        return not near and not longer and _loss_is_good(loss, recent) and not _loss_is_high(loss, recent)
-
-    def _may_have_overflowed(self, event: Known, held: int, recent: Sequence[float]) -> bool:
+    def _may_have_overflowed(self, event: Known, batch: Batch, held: int) -> bool:
         """Whether NaN that looks like backward's own may be an overflow's all the same.
 
         What overflows behind a normalization is NaN everywhere before it. It does right after a growth, or in the batch
@@ -341,17 +314,11 @@ class Rules:
         finite gradient was far from an overflow, unless right after a growth every tensor held NaN: where the gradient
         of a gradient overflows, inf meets inf before the first of them.
         """
-        elsewhere = made_in_backward(self._gradients(event), event.facts.loss_scale, inf_counts=False)
-        everywhere = event.facts.nonfinite_tensors == event.facts.tensors > 1  # what is finite is no measure of them
+        elsewhere = made_in_backward(batch.gradients, batch.scale, inf_counts=False)
+        everywhere = batch.is_everywhere and event.facts.tensors > 1  # what is finite is no measure of them
         if self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS):
             return everywhere or not elsewhere
-        return not elsewhere and _loss_is_high(event.facts.loss, recent)
-
-    def _gradients(self, event: Known) -> Gradients | None:
-        facts = event.facts
-        if not math.isnan(facts.nan):
-            return Gradients(facts.nan, facts.inf, facts.largest_finite)
-        return self.past.gradients(event.step, event.optimizer)
+        return not elsewhere and batch.loss_is_high
 
     def _note_held(self, scale: float, steps: int) -> None:
         """The scale held for so many unskipped steps."""
@@ -360,65 +327,36 @@ class Rules:
         if steps >= SCALE_HELD and not scale <= self._held_long and math.isfinite(scale):
             self._held_long = scale
 
-    def _at_edge(self, event: Known, recent: Sequence[float]) -> bool:
+    def _at_edge(self, batch: Batch) -> bool:
         """Whether nothing points to a bad batch: the loss and the gradients that stayed finite are known, and do not
         stand out, and what did not fit became inf. Then the scale had no headroom left. A loss that stands out is none
         of that where the scale is known to have none, and the gradients are hardly longer than usual.
 
         A scale far below one that had held is no longer at its edge: the gradients grow.
         """
-        gradients, probed = self._gradients(event), self._is_probed(event)
-        usual = loss_is_usual(event.facts.loss, recent, EDGE_PROBED if probed else EDGE_DEVIATIONS)
-        short = probed and self.past.norm_ratio(event.step, event.optimizer) <= NORM_ROSE
+        gradients, probed = batch.gradients, self._is_probed(batch.scale)
+        usual = loss_is_usual(batch.loss, batch.recent, EDGE_PROBED if probed else EDGE_DEVIATIONS)
+        short = probed and batch.norm_ratio <= NORM_ROSE
         return (
-            not event.facts.loss_scale * SCALE_FALLEN <= self._held_long
-            and (usual or short or self._loss_recurs(event, recent, after=True))
-            and self._norms_are_usual(event, recent)
+            not batch.scale * SCALE_FALLEN <= self._held_long
+            and (usual or short or batch.loss_recurs(after=True))
+            and self._norms_are_usual(batch)
             and gradients is not None
-            and (gradients.inf > 0 or gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_ALL)
+            and (gradients.inf > 0 or batch.nearly_overflowed)
         )
 
-    def _goes_on(self, event: Known, recent: Sequence[float]) -> bool:
-        """Whether losses stay as high: a batch that was skipped changed nothing, and others are not to blame for it."""
-        following = self.past.next_losses(event.step)
-        if len(following) < GOES_ON or not loss_stands_out(event.facts.loss, recent):
-            return False
-        return loss_stands_out(statistics.median(following), recent)
-
-    def _loss_recurs(self, event: Known, recent: Sequence[float], after: bool = False) -> bool:
-        """Whether steps that did not overflow had losses as high for their time: heavy tails make such batches."""
-        usual = statistics.median(recent) if recent else 0.0
-        if not usual > 0:
-            return False
-        return is_of_the_tail(event.facts.loss / usual, self.past.heights("loss", event.step, None, after=after))
-
-    def _norms_are_usual(self, event: Known, recent: Sequence[float]) -> bool:
+    def _norms_are_usual(self, batch: Batch) -> bool:
         """Where no gradient is finite, a scale that has never held for long, or had no headroom, is suspect enough."""
-        ratio = self.past.norm_ratio(event.step, event.optimizer)
-        if math.isnan(ratio):
-            return self._is_probed(event) or not event.facts.loss_scale <= self._held_long
-        return not self._norms_stand_out(event, recent, ratio, after=True)
+        if math.isnan(batch.norm_ratio):
+            return self._is_probed(batch.scale) or not batch.scale <= self._held_long
+        return not batch.norms_stand_out(after=True)
 
-    def _norms_stand_out(self, event: Known, recent: Sequence[float], ratio: float, after: bool = False) -> bool:
-        """Whether the finite gradients are far longer than usual, and no others that were taken were as long.
-
-        Further where the loss is as any other, and the largest finite gradient nearly overflowed as well: samples that
-        happen to pull in one direction have long gradients, too.
-        """
-        gradients = self._gradients(event)
-        near = gradients is not None and gradients.largest_finite * event.facts.loss_scale > BACKWARD_LARGEST_OF_ALL
-        alone = near and loss_is_usual(event.facts.loss, recent, LOSS_AS_ANY)
-        if not ratio >= (SPOILED_NORMS_ALONE if alone else SPOILED_NORMS):
-            return False
-        heights = self.past.heights("grad_norm", event.step, event.optimizer, after=after)
-        return not is_of_the_tail(ratio, heights)
-
-    def _is_probed(self, event: Known) -> bool:
+    def _is_probed(self, scale: float) -> bool:
         """Whether the scale is known to have less than a doubling to spare: the scaler tried the next higher one in
         vain, or it has overflowed before for no other reason than its height.
         """
-        probed = self._probe is not None and self._probe.failed and event.facts.loss_scale <= self._probe.scale
-        return probed or event.facts.loss_scale >= self._edge
+        probed = self._probe is not None and self._probe.failed and scale <= self._probe.scale
+        return probed or scale >= self._edge
 
     def _probe_after(self, event: Known) -> _Probe | None:
         """What is known of the last growth after a change of the scale."""
@@ -448,14 +386,6 @@ class Rules:
         known = Counter({name: row.causes[name] for name in HOPELESS if row.causes[name]})
         cause = known.most_common(1)[0][0] if known else "backward_nonfinite" if nan_only else "unknown"
         return Collapse(cause, row.start, row.skips, row.first_scale, row.scale)
-
-
-def _loss_is_good(loss: float, recent: Sequence[float]) -> bool:
-    return math.isfinite(loss) and not loss_stands_out(loss, recent) and loss_is_within(loss, recent)
-
-
-def _loss_is_high(loss: float, recent: Sequence[float]) -> bool:
-    return len(recent) >= 10 and sum(loss > other for other in recent) >= EITHER_SHARE * len(recent)
 
 
 @dataclass(frozen=True)
