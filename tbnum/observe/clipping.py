@@ -168,7 +168,7 @@ def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
     """
     if getattr(original, "__globals__", None) is not vars(torch_clip_grad):  # somebody else's, in torch's place
         return original
-    noted = _Noted(original)
+    noting = _NotingTotalNorm(original)
 
     @functools.wraps(original)
     def total_norm(*args: Any, **kwargs: Any) -> Any:
@@ -181,12 +181,12 @@ def _noting_norms(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         if not _thread.clip.is_2_norm:
             return original(*args, **kwargs)
-        return noted.function()(*args, **kwargs)
+        return noting.function()(*args, **kwargs)
 
     return total_norm
 
 
-class _Noted:
+class _NotingTotalNorm:
     """Makes `original` again, with a `torch` that notes. Others may put theirs in place of what it calls at any time:
     then it is made once more.
     """

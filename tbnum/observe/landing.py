@@ -169,11 +169,8 @@ class Note:
 
     def land(self) -> tuple[StepRecord, None]:
         one = OptimizerRecord(tensors=len(self.norms), lr=self.rates, grad_norm=self.grad_norm, loss=sum(self.losses))
-        one.nonfinite_tensors, one.grad_norms, one.norms_taken = (
-            0.0,
-            np.array(self.norms, _NUMPY[self.norms_type]),
-            BY_PASS,
-        )
+        one.nonfinite_tensors, one.norms_taken = 0.0, BY_PASS
+        one.grad_norms = np.array(self.norms, _NUMPY[self.norms_type])
         one.grad_norm_clipped = self.grad_norm
         if self.max_norm is not None and self.coefficient is not None:
             one.max_norm, one.clip_coef, one.norms_taken = self.max_norm, self.coefficient, BY_CLIP

@@ -57,9 +57,9 @@ class Noted:
     __slots__ = (
         "_arrived", "_attempts", "_batch_ids", "_clips_after", "_coefficient", "_due", "_found_inf", "_grad_norm",
         "_gradients", "_ids", "_is_lost", "_is_on", "_left", "_looked_at", "_loop", "_losses", "_losses_part",
-        "_max_norm", "_moments", "_name", "_norms", "_norms_type", "_optimizer", "_parameters", "_rates", "_running",
-        "_samples", "_scale", "_scaler", "_scalers_part", "_seen", "_step", "_steps_by_scaler", "_thread", "_tracker",
-        "_unscaled_after", "_unseen", "_used", "_vain", "_verify", "stage",
+        "_max_norm", "_moments", "_name", "_norm_left", "_norms", "_norms_type", "_optimizer", "_parameters", "_rates",
+        "_running", "_samples", "_scale", "_scaler", "_scalers_part", "_seen", "_step", "_steps_by_scaler", "_thread",
+        "_tracker", "_unscaled_after", "_unseen", "_used", "_vain", "_verify", "stage",
     )  # fmt: skip
 
     def __init__(self, loop: Loop, losses: Losses, scalers: Scalers) -> None:
@@ -91,6 +91,7 @@ class Noted:
         self._max_norm: float | None = None  # of its clip
         self._coefficient: float | None = None
         self._left: list[float] = []  # norms of what it has left, where that is verified
+        self._norm_left = UNKNOWN  # of all of it
         self._looked_at: tuple[int, ...] | None = None
         self._rates: list[float] = []
         self._samples: tuple[float, ...] = ()  # of the gradients after the first backward, now and then
@@ -182,25 +183,18 @@ class Noted:
         self._clear()
 
     def _measures(self, gradients: list[Tensor]) -> bool:
-        measured = _host_norms(gradients)
-        if measured is None:
-            return False
-        norms, self._norms_type = measured
-        total = math.hypot(*norms)
-        if not VANISHING <= total < math.inf:
-            return False
-        self._norms, self._grad_norm = norms, total
-        return True
+        measured = _measured(gradients)
+        if measured is not None:
+            self._norms, self._norms_type, self._grad_norm = measured
+        return measured is not None
 
     def _verifies(self, gradients: list[Tensor]) -> bool:
         """Whether what a clip has left is what it should be."""
         assert self._coefficient is not None
-        measured = _host_norms(gradients)
-        norms = [] if measured is None else measured[0]
-        total = math.hypot(*norms)
-        if not VANISHING <= total < math.inf or not self._unseen.are_alike(self._grad_norm * self._coefficient, total):
+        measured = _measured(gradients)
+        if measured is None or not self._unseen.are_alike(self._grad_norm * self._coefficient, measured[2]):
             return False
-        self._left = norms
+        self._left, _, self._norm_left = measured
         return True
 
     def _were_written(self, gradients: list[Tensor]) -> bool:
@@ -246,7 +240,7 @@ class Noted:
             attempt.max_norms, attempt.coefficients = {self._max_norm}, [self._coefficient]
         if self._left:
             left = _on_host(self._left, self._norms_type)
-            attempt.after = Measurement([left], [math.hypot(*self._left)], [0.0], 1.0, is_usual=True)
+            attempt.after = Measurement([left], [self._norm_left], [0.0], 1.0, is_usual=True)
             attempt.places_after = range(count)
         return attempt
 
@@ -274,12 +268,17 @@ def _read(number: Tensor) -> float:
         return UNKNOWN
 
 
-def _host_norms(gradients: list[Tensor]) -> tuple[list[float], torch.dtype] | None:
+def _measured(gradients: list[Tensor]) -> tuple[list[float], torch.dtype, float] | None:
+    """Norms, their type, and the norm of all; None where they are not usual ones."""
     try:
-        return host_norms_of(gradients)
+        measured = host_norms_of(gradients)
     except Exception as error:  # one is sparse, say
         _fails(error)
         return None
+    if measured is None:
+        return None
+    total = math.hypot(*measured[0])
+    return (*measured, total) if VANISHING <= total < math.inf else None
 
 
 def _on_host(norms: list[float], dtype: torch.dtype) -> TensorNorms:
@@ -525,7 +524,7 @@ class Usual(Noted):
             self._is_lost,
             self._max_norm,
             self._coefficient,
-            math.hypot(*self._left) if self._left else None,
+            self._norm_left if self._left else None,
             self._scale,
             tracker,
             new_scale,
