@@ -9,10 +9,14 @@ from benchmarks.truth.loop import Loop
 from benchmarks.truth.verdict import Truth
 
 CURVE = ("loss_spike", "loss_rose", "grad_norm_spike", "norm_level", "exploding_norm", "update_ratio_high")
-NAMES_THE_RATE = "learning rate"
+THROWN = (*CURVE, "dead_tensor", "exploding_tensor", "weights_grow")
+"""What follows where steps were far too long: units that are never active again, parameters of another size."""
+
+NAMES_THE_RATE = r"learning rate( of [^:;.]*)? (is|was|rose|went|jumped)|Steps are (large|tiny)|steps rewrote"
+"""That it may be lowered stands in the remedy of any rise of the loss, whatever it comes from."""
 
 
-@faulty(Truth(("lr_outlier", "loss_spike", "loss_rose"), near=CURVE, words=NAMES_THE_RATE, late=3))
+@faulty(Truth(("lr_outlier", "loss_spike", "loss_rose"), near=THROWN, words=NAMES_THE_RATE, late=3))
 class LearningRateSpike(Loop):
     def learning_rate(self) -> float:
         return super().learning_rate() * (100 if self.at_fault else 1)
@@ -24,7 +28,9 @@ class LearningRateZero(Loop):
         return 0.0 if self.since_fault else super().learning_rate()
 
 
-@faulty(Truth(("lr_outlier", "loss_spike", "loss_rose"), near=CURVE, words=NAMES_THE_RATE, late=40))
+@faulty(
+    Truth(("lr_outlier", "loss_spike", "loss_rose", "update_ratio_high"), near=THROWN, words=NAMES_THE_RATE, late=40)
+)
 class LearningRateTooHighForGood(Loop):
     def learning_rate(self) -> float:
         return super().learning_rate() * (60 if self.since_fault else 1)
@@ -33,7 +39,7 @@ class LearningRateTooHighForGood(Loop):
 @faulty(
     Truth(
         ("update_ratio_high", "lr_outlier", "loss_rose", "loss_spike"),
-        near=CURVE,
+        near=THROWN,
         words=NAMES_THE_RATE,
         from_start=True,
     )
@@ -43,7 +49,8 @@ class TooHighFromTheStart(Loop):
         return 60 * (0.55 if self.now < 20 else super().learning_rate())
 
 
-@faulty(Truth(("lr_outlier", "lr_negative", "loss_rose", "loss_spike"), near=CURVE, words=NAMES_THE_RATE, late=150))
+# That the loss rose, and the rate may be lowered, does not say that each step goes uphill.
+@faulty(Truth(("lr_outlier", "lr_negative"), near=THROWN, words=NAMES_THE_RATE, late=150))
 class LearningRateNegative(Loop):
     def learning_rate(self) -> float:
         return super().learning_rate() * (-1 if self.since_fault else 1)
@@ -60,7 +67,14 @@ class LearningRateVanishes(Loop):
         return super().learning_rate() * (1e-7 if self.since_fault else 1)
 
 
-@faulty(Truth(("lr_outlier", "loss_rose", "loss_spike"), near=CURVE, words=NAMES_THE_RATE, late=500))
+@faulty(
+    Truth(
+        ("lr_outlier", "loss_rose", "loss_spike", "update_ratio_high"),
+        near=(*THROWN, "nonfinite_loss", "forward_nonfinite", "scale_falls", "headroom_running_out", "skip_rate"),
+        words=NAMES_THE_RATE,
+        late=500,
+    )
+)
 class LearningRateGrowsSlowly(Loop):
     steps = 1000
 
@@ -82,7 +96,17 @@ class GroupWithoutLearningRate(Loop):
         return optimizer
 
 
-@faulty(Truth(("weights_vanish",), near=("loss_rose", "loss_spike"), words="weight decay", late=150))
+# Parameters are measured every 20 steps, so they may be largest at a step before the fault. That single tensors vanish
+# is its name as well; where they do, their gradients change or end.
+@faulty(
+    Truth(
+        ("weights_vanish", "tensors_vanish", "weight_decay_strong"),
+        near=("loss_rose", "loss_spike", "norm_level", "dead_tensor"),
+        words="weight decay",
+        early=50,
+        late=150,
+    )
+)
 class WeightDecayShrinksAll(Loop):
     def before_step(self) -> None:
         if self.at_fault:
@@ -97,13 +121,8 @@ class PlainMomentum(Loop):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=self.momentum)
 
 
-@faulty(
-    Truth(
-        ("momentum_invalid", "loss_rose", "update_ratio_high", "loss_spike"),
-        near=("exploding_norm", "norm_level"),
-        from_start=True,
-    ),
-)
+# A loss that rose, and steps that are long, do not name the momentum.
+@faulty(Truth(("momentum_invalid",), near=THROWN, from_start=True))
 class MomentumOfOne(PlainMomentum):
     """Nothing of an old gradient ever fades."""
 
