@@ -12,17 +12,22 @@ from benchmarks.truth.corpus import faulty
 from benchmarks.truth.loop import Loop
 from benchmarks.truth.verdict import Truth
 
-FORWARD = Truth(("forward_nonfinite", "nonfinite_loss"), wrong=("bad_batch", "backward_nonfinite"), late=0)
+SPOILED = ("nonfinite_step", "nonfinite_parameters", "nonfinite_loss", "forward_nonfinite")
+"""What follows where a step without a scaler is taken on NaN, or made one: it is so to the end."""
+
+FORWARD = Truth(
+    ("forward_nonfinite", "nonfinite_loss"), near=SPOILED, wrong=("bad_batch", "backward_nonfinite"), late=0
+)
 BACKWARD = Truth(
     ("backward_nonfinite",),
-    near=("nonfinite_step",),
+    near=("nonfinite_step", "nonfinite_parameters", "nonfinite_loss"),
     wrong=("bad_batch", "forward_nonfinite"),
     words="replay",
     late=0,
 )
 UPDATE = Truth(
     ("nonfinite_update",),
-    near=("nonfinite_parameters",),
+    near=("nonfinite_parameters", "nonfinite_step", "nonfinite_loss", "scale_collapse"),
     wrong=("forward_nonfinite", "bad_batch", "backward_nonfinite"),
     early=10,
     late=1,
@@ -85,7 +90,14 @@ class ActivationBeyondFloat16(Loop):
         return (outputs.half() * 1e5) / 1e5 if self.at_fault else outputs
 
 
-@faulty(Truth(("forward_nonfinite", "nonfinite_loss", "nonfinite_buffers"), wrong=("bad_batch",), late=0))
+@faulty(
+    Truth(
+        ("forward_nonfinite", "nonfinite_loss", "nonfinite_buffers"),
+        near=SPOILED,
+        wrong=("bad_batch", "backward_nonfinite"),
+        late=0,
+    )
+)
 class InputIsInfinite(Loop):
     models = ("cnn",)
     precisions = ("float32", "bfloat16")
@@ -97,7 +109,14 @@ class InputIsInfinite(Loop):
         return inputs, targets
 
 
-@faulty(Truth(("mean_over_nothing",), near=("forward_nonfinite", "nonfinite_loss"), wrong=("bad_batch",), late=0))
+@faulty(
+    Truth(
+        ("mean_over_nothing",),
+        near=("forward_nonfinite", "nonfinite_loss"),
+        wrong=("bad_batch", "backward_nonfinite"),
+        late=0,
+    )
+)
 class MeanOverNothing(Loop):
     """Every label of the batch is one to be ignored."""
 
@@ -182,7 +201,14 @@ class KernelWithABrokenBackward(Loop):
         return _Kernel.apply(losses, self.at_fault).mean()
 
 
-@faulty(Truth(("backward_nonfinite",), near=("bad_batch", "nonfinite_step"), wrong=("forward_nonfinite",), late=0))
+@faulty(
+    Truth(
+        ("backward_nonfinite",),
+        near=("bad_batch", "nonfinite_step", "nonfinite_parameters", "nonfinite_loss"),
+        wrong=("forward_nonfinite",),
+        late=0,
+    )
+)
 class ArccosineAtOne(Loop):
     """Its slope is inf, not NaN."""
 
@@ -191,7 +217,15 @@ class ArccosineAtOne(Loop):
         return losses.mean() + 1e-3 * torch.acos(cosine).mean()
 
 
-@faulty(Truth(("scale_collapse", "backward_nonfinite"), wrong=("forward_nonfinite", "growth_probe"), late=20))
+# The batch is to blame as little as in the other backwards.
+@faulty(
+    Truth(
+        ("scale_collapse", "backward_nonfinite"),
+        near=("skip_rate",),
+        wrong=("forward_nonfinite", "growth_probe", "bad_batch"),
+        late=20,
+    )
+)
 class BackwardIsNanForGood(Loop):
     precisions = ("float16",)
 
@@ -202,24 +236,36 @@ class BackwardIsNanForGood(Loop):
 # -- the optimizer
 
 
-class Float16Parameters(Loop):
-    """All in float16, without autocast or scaler, and an eps that float16 has."""
-
+class LargeEps(Loop):
     models = ("gpt", "lstm")
     precisions = ("float32",)
     eps = 1e-4
-
-    def prepare(self) -> None:
-        self.model.half()
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-3, eps=self.eps)
 
 
+# Measured in float64: in the last quarter half of all updates are rounded away, and of the gains of a normalization
+# all; the second moment of 0.2 to 0.7 of the elements is 0, though their gradient is not.
+@faulty(
+    Truth(
+        ("updates_lost", "update_ratio_low", "float16_without_scaler"),
+        near=("gradient_underflow",),
+        from_start=True,
+    ),
+    any_difference=True,
+)
+class Float16Parameters(LargeEps):
+    """All in float16, without autocast or scaler, and an eps that float16 has."""
+
+    def prepare(self) -> None:
+        self.model.half()
+
+
 @faulty(
     Truth(
         ("eps_vanishes", "nonfinite_update"),
-        near=("nonfinite_parameters",),
+        near=("nonfinite_parameters", "nonfinite_step", "nonfinite_loss", "scale_collapse"),
         wrong=("forward_nonfinite", "bad_batch"),
         from_start=True,
         late=20,
@@ -247,7 +293,7 @@ class UnusedParameter(Loop):
 @faulty(
     Truth(
         ("eps_vanishes", "nonfinite_update"),
-        near=("nonfinite_parameters",),
+        near=("nonfinite_parameters", "nonfinite_step", "nonfinite_loss", "scale_collapse"),
         wrong=("forward_nonfinite", "bad_batch", "backward_nonfinite"),
         from_start=True,
         late=20,
@@ -270,7 +316,7 @@ class MomentIsNan(Loop):
 @faulty(
     Truth(
         ("nonfinite_update", "lr_outlier", "lr_nonfinite"),
-        near=("nonfinite_parameters",),
+        near=("nonfinite_parameters", "nonfinite_step", "nonfinite_loss", "scale_collapse"),
         wrong=("forward_nonfinite", "bad_batch", "backward_nonfinite"),
         early=10,
         late=1,
@@ -286,7 +332,7 @@ class LearningRateIsNan(Loop):
 @faulty(
     Truth(
         ("nonfinite_parameters", "nonfinite_update"),
-        near=("nonfinite_loss", "forward_nonfinite"),
+        near=(*SPOILED, "scale_collapse"),
         wrong=("bad_batch", "backward_nonfinite"),
         early=1,
         late=1,
@@ -311,8 +357,8 @@ class LossThatHidesNan(Loop):
 
 @faulty(
     Truth(
-        ("nonfinite_parameters", "nonfinite_update", "backward_nonfinite"),
-        near=("nonfinite_step",),
+        ("nonfinite_parameters", "nonfinite_update"),
+        near=("nonfinite_step", "backward_nonfinite"),  # it came out of backward, where the row had put it
         wrong=("forward_nonfinite",),
         early=10,
         late=1,
@@ -344,7 +390,9 @@ class LossGuard(Loop):
             self.update()
 
 
-@faulty(Truth(("dropped_by_loop", "forward_nonfinite", "nonfinite_loss"), wrong=("bad_batch",), late=0))
+@faulty(
+    Truth(("dropped_by_loop", "forward_nonfinite", "nonfinite_loss"), wrong=("bad_batch", "backward_nonfinite"), late=0)
+)
 class GuardedNan(LossGuard):
     def reduce(self, losses: Tensor) -> Tensor:
         return losses.mean() * (math.nan if self.at_fault else 1.0)
