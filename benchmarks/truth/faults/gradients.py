@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.truth.corpus import faulty
-from benchmarks.truth.faults.learning_rate import CURVE, PlainMomentum
+from benchmarks.truth.faults.learning_rate import CURVE, THROWN, PlainMomentum
+from benchmarks.truth.faults.nonfinite import SPOILED
 from benchmarks.truth.loop import Loop
 from benchmarks.truth.verdict import Truth
 
-NEVER = Truth(("no_gradient",), near=("dead_tensor",), least="info", from_start=True)
+NEVER = Truth(("no_gradient",), near=("dead_tensor", "update_ratio_low"), least="info", from_start=True)
+KEPT_IN_FLOAT16 = ("unscale_in_accumulation", "scale_collapse", "skip_rate")
+"""True of gradients that are kept under a scaler: they are unscaled already, and hold on to one overflow for good."""
 
 # -- none
 
@@ -35,8 +38,18 @@ class CheckpointOverFrozenInputs(Loop):
             return self.model.head(checkpoint(self.model.features, inputs, use_reentrant=True))
 
 
+@faulty(Truth(("untrained_parameters",), from_start=True), any_difference=True)
+class LayerLeftOutOfTheOptimizer(Loop):
+    """The optimizer was made before the head was."""
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        head = {id(parameter) for parameter in self.model.head.parameters()}
+        return [parameter for parameter in self.model.parameters() if id(parameter) not in head]
+
+
 @faulty(
-    Truth(("no_gradient", "dead_tensor"), near=("loss_rose", "norm_level"), least="info", early=20), any_difference=True
+    Truth(("no_gradient", "dead_tensor"), near=("loss_rose", "norm_level", "update_ratio_low"), least="info", early=20),
+    any_difference=True,
 )
 class FrozenByAccident(Loop):
     """An evaluation switches the body's gradients off, and not on again."""
@@ -48,7 +61,10 @@ class FrozenByAccident(Loop):
                 parameter.requires_grad_(id(parameter) in head)
 
 
-@faulty(Truth(("dead_tensor", "no_gradient"), near=("norm_level",), least="info", early=50), any_difference=True)
+@faulty(
+    Truth(("dead_tensor", "no_gradient"), near=("norm_level", "update_ratio_low"), least="info", early=50),
+    any_difference=True,
+)
 class GradientsAreZeroed(Loop):
     def gradients_are_there(self) -> None:
         if self.since_fault:
@@ -56,7 +72,7 @@ class GradientsAreZeroed(Loop):
                 parameter.grad.zero_()
 
 
-@faulty(Truth(("no_gradients",), near=("no_gradient",), late=5), any_difference=True)
+@faulty(Truth(("no_gradients",), near=("no_gradient", "gradients_zero"), late=5), any_difference=True)
 class LossOfAnotherModel(Loop):
     precisions = ("float32", "bfloat16")
 
@@ -80,7 +96,7 @@ class DyingRelu(Loop):
 # -- too many
 
 
-@faulty(Truth(("gradients_not_zeroed",), near=("norm_level", "loss_rose", "loss_spike"), late=20), any_difference=True)
+@faulty(Truth(("gradients_not_zeroed",), near=(*CURVE, *KEPT_IN_FLOAT16), late=20), any_difference=True)
 class ZeroGradForgotten(Loop):
     def zero_grad(self) -> None:
         if not self.since_fault:
@@ -88,7 +104,7 @@ class ZeroGradForgotten(Loop):
 
 
 @faulty(
-    Truth(("gradients_not_zeroed",), near=("norm_level", "loss_rose", "loss_spike"), from_start=True, late=20),
+    Truth(("gradients_not_zeroed",), near=(*CURVE, *KEPT_IN_FLOAT16), from_start=True, late=20),
     any_difference=True,
 )
 class ZeroGradNever(PlainMomentum):
@@ -97,7 +113,7 @@ class ZeroGradNever(PlainMomentum):
 
 
 @faulty(
-    Truth(("gradients_not_zeroed",), near=("norm_level", "loss_rose"), from_start=True, late=20), any_difference=True
+    Truth(("gradients_not_zeroed",), near=(*CURVE, *KEPT_IN_FLOAT16), from_start=True, late=20), any_difference=True
 )
 class ZeroGradOfAnotherModel(Loop):
     def zero_grad(self) -> None:
@@ -130,7 +146,7 @@ class ZeroGradInTheAccumulation(Accumulating):
 @faulty(
     Truth(
         ("losses_added_up", "losses_not_divided"),
-        near=("clipped_always", "norm_level"),
+        near=("clipped_always",),  # the norm has no other level: it was so from the start
         least="info",
         from_start=True,
     ),
@@ -148,7 +164,7 @@ class Unclipped(PlainMomentum):
 
 
 @faulty(
-    Truth(("losses_added_up", "norm_level"), near=("loss_rose", "loss_spike", "grad_norm_spike"), late=150),
+    Truth(("losses_added_up", "norm_level"), near=THROWN, late=150),
     any_difference=True,
 )
 class AccumulationBegins(Unclipped):
@@ -167,7 +183,7 @@ class AccumulationBegins(Unclipped):
 # -- of another size
 
 
-@faulty(Truth(("norm_level",), near=CURVE, late=150), any_difference=True)
+@faulty(Truth(("norm_level",), near=THROWN, late=150), any_difference=True)
 class GradientsTimes8ForGood(Unclipped):
     def gradients_are_there(self) -> None:
         if self.since_fault:
@@ -175,7 +191,7 @@ class GradientsTimes8ForGood(Unclipped):
                 parameter.grad.mul_(8)
 
 
-@faulty(Truth(("loss_rose", "loss_spike"), near=CURVE, late=150))
+@faulty(Truth(("loss_rose", "loss_spike"), near=THROWN, late=150))
 class SignOfTheGradientFlips(Loop):
     def gradients_are_there(self) -> None:
         if self.since_fault:
@@ -186,7 +202,7 @@ class SignOfTheGradientFlips(Loop):
 @faulty(
     Truth(
         ("grad_norm_spike", "exploding_norm", "loss_spike", "loss_rose"),
-        near=CURVE,
+        near=(*THROWN, *SPOILED, "update_ratio_low"),  # of parameters that became a thousand times as large
         words="gradient norm|clip",
         late=10,
     )
@@ -220,7 +236,7 @@ class GradientVanishes(Unclipped):
         return self.model.head(_Louder.apply(self.model.features(inputs), 1e-9 if self.since_fault else 1.0))
 
 
-@faulty(Truth(("norm_overflow",), near=(*CURVE, "nonfinite_loss"), late=0))
+@faulty(Truth(("norm_overflow",), near=(*THROWN, *SPOILED, "nonfinite_update", "update_ratio_low"), late=0))
 class NormOverflows(Unclipped):
     precisions = ("float32",)
 
@@ -231,7 +247,11 @@ class NormOverflows(Unclipped):
 
 
 @faulty(
-    Truth(("loss_rose", "loss_spike", "exploding_norm", "exploding_tensor"), near=CURVE, late=250),
+    Truth(
+        ("loss_rose", "loss_spike", "exploding_norm", "exploding_tensor"),
+        near=(*CURVE, "nonfinite_loss", "forward_nonfinite", "scale_falls", "scale_collapse"),
+        late=250,
+    ),
 )
 class AttentionLogitsGrow(Loop):
     models = ("gpt",)
@@ -241,7 +261,14 @@ class AttentionLogitsGrow(Loop):
             self.model.blocks[0].attention.temperature *= 1.08
 
 
-@faulty(Truth(("loss_rose", "loss_spike", "weights_grow"), near=(*CURVE, "exploding_tensor"), late=250))
+# Beside such an embedding the rest of the model is nothing, and in float16 it is infinite.
+@faulty(
+    Truth(
+        ("loss_rose", "loss_spike", "weights_grow"),
+        near=(*THROWN, *SPOILED, "update_ratio_low", "scale_collapse", "skip_rate"),
+        late=250,
+    )
+)
 class EmbeddingBlowsUp(Loop):
     models = ("gpt", "lstm")
 
@@ -251,7 +278,13 @@ class EmbeddingBlowsUp(Loop):
                 self.model.token.weight.mul_(1.1).clamp_(-1e6, 1e6)
 
 
-@faulty(Truth(("loss_rose", "loss_spike", "exploding_norm", "grad_norm_spike", "norm_level"), near=CURVE, late=100))
+@faulty(
+    Truth(
+        ("loss_rose", "loss_spike", "exploding_norm", "grad_norm_spike", "norm_level", "weights_grow"),
+        near=(*THROWN, *SPOILED, "update_ratio_low"),
+        late=100,
+    )
+)
 class RecurrenceExplodes(Unclipped):
     models = ("lstm",)
 
@@ -269,13 +302,18 @@ class ClipTooTight(PlainMomentum):
     max_norm = 1e-5
 
 
-@faulty(Truth(("max_norm_invalid",), near=("loss_rose", "loss_spike"), wrong=("clipped_always",), from_start=True))
+@faulty(Truth(("max_norm_invalid",), near=THROWN, wrong=("clipped_always",), from_start=True))
 class ClipIsNegative(Loop):
     max_norm = -1.0
 
 
 @faulty(
-    Truth(("max_norm_invalid",), near=("update_ratio_low",), wrong=("clipped_always",), from_start=True),
+    Truth(
+        ("max_norm_invalid",),
+        near=("update_ratio_low", "dead_tensor", "gradients_zero", "gradients_zeroed"),
+        wrong=("clipped_always",),
+        from_start=True,
+    ),
     any_difference=True,
 )
 class ClipIsZero(Loop):
