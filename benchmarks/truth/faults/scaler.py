@@ -9,6 +9,8 @@ from torch import Tensor
 
 from benchmarks.truth.corpus import faulty
 from benchmarks.truth.faults.gradients import Accumulating, _Louder
+from benchmarks.truth.faults.learning_rate import CURVE
+from benchmarks.truth.faults.nonfinite import SPOILED
 from benchmarks.truth.loop import PRECISIONS, Loop
 from benchmarks.truth.models import cross_entropy
 from benchmarks.truth.verdict import Truth
@@ -18,7 +20,7 @@ class Half(Loop):
     precisions = ("float16",)
 
 
-@faulty(Truth(("step_bypassed_scaler",), late=2), any_difference=True)
+@faulty(Truth(("step_bypassed_scaler",), near=(*SPOILED, "scale_collapse"), late=2), any_difference=True)
 class StepPastTheScaler(Half):
     def update(self) -> None:
         if not self.since_fault:
@@ -28,7 +30,7 @@ class StepPastTheScaler(Half):
         self.scaler.update()
 
 
-@faulty(Truth(("update_missing",), late=2), any_difference=True)
+@faulty(Truth(("update_missing",), near=("crash",), late=2), any_difference=True)
 class UpdateIsMissing(Half):
     max_norm = None
 
@@ -42,7 +44,10 @@ class UpdateIsMissing(Half):
             super().update()
 
 
-@faulty(Truth(("loss_not_scaled",), near=("norm_level",), late=2), any_difference=True)
+@faulty(
+    Truth(("loss_not_scaled",), near=("norm_level", "update_ratio_low", "gradient_underflow", "dead_tensor"), late=2),
+    any_difference=True,
+)
 class LossIsNotScaled(Half):
     def backward(self, loss: Tensor) -> None:
         if self.since_fault:
@@ -51,7 +56,7 @@ class LossIsNotScaled(Half):
             super().backward(loss)
 
 
-@faulty(Truth(("unscale_in_accumulation",), from_start=True, late=2), any_difference=True)
+@faulty(Truth(("unscale_in_accumulation",), near=SPOILED, from_start=True, late=2), any_difference=True)
 class UnscaleInTheAccumulation(Accumulating):
     precisions = ("float16",)
 
@@ -74,7 +79,8 @@ class BackwardUnderAutocast(Loop):
 
 
 @faulty(
-    Truth(("loss_low_precision", "scaler_without_float16"), from_start=True, late=2),
+    # Its scaler, where it has one, is for float16, as it should be.
+    Truth(("loss_low_precision",), near=("forward_nonfinite", "nonfinite_loss"), from_start=True, late=2),
     any_difference=True,
 )
 class LossInLowPrecision(Loop):
@@ -87,7 +93,7 @@ class LossInLowPrecision(Loop):
             return -((outputs - outputs.exp().sum(-1, keepdim=True).log()) * right).sum(-1).mean()
 
 
-@faulty(Truth(("float16_gradients",), near=("crash",), from_start=True, late=2))
+@faulty(Truth(("float16_gradients",), near=("crash", "no_steps"), from_start=True, late=2))
 class ParametersInFloat16(Half):
     models = ("gpt", "lstm")
 
@@ -96,9 +102,7 @@ class ParametersInFloat16(Half):
 
 
 @faulty(
-    Truth(
-        ("bfloat16_with_scaler", "scaler_without_float16"), near=("scale_extreme",), from_start=True, least="warning"
-    ),
+    Truth(("bfloat16_with_scaler", "scaler_without_float16"), near=("scale_extreme", "skip_rate"), from_start=True),
     any_difference=True,
 )
 class ScalerWithBfloat16(Loop):
@@ -123,7 +127,8 @@ class Float16WithoutScaler(Half):
 
 
 @faulty(
-    Truth(("scale_extreme",), near=("scale_collapse", "scale_set"), wrong=("bad_batch",), late=2), any_difference=True
+    Truth(("scale_extreme",), near=("scale_collapse", "scale_set", "skip_rate"), wrong=("bad_batch",), late=2),
+    any_difference=True,
 )
 class ScaleIsInfinite(Half):
     def before_step(self) -> None:
@@ -131,7 +136,8 @@ class ScaleIsInfinite(Half):
             self.scaler.update(math.inf)
 
 
-@faulty(Truth(("scale_extreme",), near=("scale_collapse",), wrong=("bad_batch",), late=2))
+# The scale comes down to one that holds, and does not collapse.
+@faulty(Truth(("scale_extreme",), near=("scale_set", "scale_warmup", "skip_rate"), wrong=("bad_batch",), late=2))
 class ScaleIsHuge(Half):
     def before_step(self) -> None:
         if self.at_fault:
@@ -139,7 +145,12 @@ class ScaleIsHuge(Half):
 
 
 @faulty(
-    Truth(("scale_below_one", "scale_extreme", "gradient_underflow"), early=10, late=20),
+    Truth(
+        ("scale_below_one", "gradient_underflow"),
+        near=("scale_set", "dead_tensor", "gradients_zero", "norm_level", "update_ratio_low"),
+        early=10,
+        late=20,
+    ),
     any_difference=True,
 )
 class ScaleIsTiny(Half):
@@ -158,7 +169,7 @@ class GrowthAtEveryStep(Half):
 @faulty(
     Truth(
         ("headroom_running_out", "scale_below_one", "scale_falls", "exploding_tensor", "norm_level"),
-        near=("skip_rate", "loss_rose", "bad_batch"),
+        near=(*CURVE, "skip_rate", "bad_batch"),
         early=50,
     )
 )
@@ -173,7 +184,14 @@ class ScaleFallsForGrowingGradients(Half):
         return self.reduce(cross_entropy(_Louder.apply(outputs.half(), factor), targets))
 
 
-@faulty(Truth(("bad_batch",), near=("skip_rate", "unknown"), wrong=("growth_probe", "forward_nonfinite"), late=0))
+@faulty(
+    Truth(
+        ("bad_batch",),
+        near=("skip_rate", "unknown"),
+        wrong=("growth_probe", "forward_nonfinite", "backward_nonfinite"),  # the gradients are inf before they are NaN
+        late=0,
+    )
+)
 class SampleWeightOverflowsFloat16(Half):
     """A batch whose finite loss is a million times the usual, at a scale that had held."""
 
