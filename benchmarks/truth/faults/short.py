@@ -10,6 +10,7 @@ from torch import Tensor
 from benchmarks.truth.corpus import faulty
 from benchmarks.truth.faults.data import FOR_GOOD, Mislabeled
 from benchmarks.truth.faults.gradients import _Louder
+from benchmarks.truth.faults.learning_rate import CURVE, THROWN
 from benchmarks.truth.faults.state import Resumed
 from benchmarks.truth.loop import Loop
 from benchmarks.truth.verdict import Truth
@@ -31,7 +32,7 @@ class LabelsWrongInAShortRun(Short, Mislabeled):
         return 0.8 * self.since_fault
 
 
-@faulty(Truth(("norm_level",), near=("loss_rose", "loss_spike"), late=60), any_difference=True)
+@faulty(Truth(("norm_level",), near=THROWN, late=60), any_difference=True)
 class GradientsTimes16InAShortRun(Short):
     steps = 240
     max_norm = None
@@ -77,7 +78,7 @@ class TermOfTheLossIsNan(Loop):
 
 
 @faulty(
-    Truth(("model_state_lost", "resumed_without_state"), near=("loss_spike", "loss_rose", "resume"), late=20),
+    Truth(("model_state_lost",), near=(*CURVE, "resume"), late=20),
 )
 class WeightsLeftBehindAtAResume(Resumed):
     """Few tables of tensors, and weights that moved less: the layers that begin alike each time show it."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.truth.corpus import faulty
+from benchmarks.truth.faults.learning_rate import CURVE, THROWN
 from benchmarks.truth.loop import Account, Loop
 from benchmarks.truth.models import make_task
 from benchmarks.truth.verdict import Truth
@@ -47,16 +48,16 @@ class Resumed(Loop):
         return {name: copy.deepcopy(part.state_dict()) for name, part in parts.items() if part is not None}
 
 
-@faulty(
-    Truth(("resumed_without_state", "optimizer_state_lost"), near=("resume", "loss_spike", "loss_rose"), late=20),
-    any_difference=True,
-)
+@faulty(Truth(("optimizer_state_lost",), near=(*CURVE, "resume", "moments_reset"), late=20), any_difference=True)
 class ResumedWithoutOptimizer(Resumed):
     restored = ("model", "scaler", "monitor")
 
 
+# In float16 the scaler's state is lost as well.
 @faulty(
-    Truth(("resumed_without_state", "optimizer_state_lost"), near=("resume", "loss_spike", "loss_rose"), late=20),
+    Truth(
+        ("optimizer_state_lost",), near=(*CURVE, "resume", "moments_reset", "scaler_state_lost", "scale_set"), late=20
+    ),
     any_difference=True,
 )
 class ResumedWithTheModelAlone(Resumed):
@@ -64,20 +65,20 @@ class ResumedWithTheModelAlone(Resumed):
 
 
 @faulty(
-    Truth(("resumed_without_state", "model_state_lost"), near=("loss_spike", "loss_rose", "resume"), late=20),
+    Truth(("model_state_lost",), near=(*CURVE, "resume"), late=20),
 )
 class ResumedWithoutModel(Resumed):
     restored = ("optimizer", "scaler", "monitor")
 
 
-@faulty(Truth(("scaler_state_lost",), near=("scale_set",), late=2), any_difference=True)
+@faulty(Truth(("scaler_state_lost",), near=("scale_set", "scale_warmup", "skip_rate"), late=2), any_difference=True)
 class ResumedWithoutScaler(Resumed):
     precisions = ("float16",)
     restored = ("model", "optimizer", "monitor")
     init_scale = 2.0**24
 
 
-@faulty(Truth(("schedule_state_lost",), near=("lr_outlier", "resume"), late=2))
+@faulty(Truth(("schedule_state_lost",), near=(*CURVE, "lr_outlier", "resume"), late=2), any_difference=True)
 class ResumedWithoutSchedule(Resumed):
     def learning_rate(self) -> float:
         if not self.since_fault:
@@ -92,7 +93,7 @@ class ResumedWithoutSchedule(Resumed):
 @faulty(
     Truth(
         ("moments_reset", "optimizer_state_lost"),
-        near=("loss_spike", "loss_rose", "grad_norm_spike", "norm_level", "update_outlier"),
+        near=THROWN,
         early=10,
         late=20,
     )
@@ -107,9 +108,7 @@ class SecondMomentZeroed(Loop):
 
 
 @faulty(
-    Truth(
-        ("moments_reset", "optimizer_state_lost"), near=("loss_spike", "loss_rose", "update_outlier"), early=10, late=20
-    ),
+    Truth(("moments_reset", "optimizer_state_lost"), near=CURVE, early=10, late=20),
     any_difference=True,
 )
 class OptimizerMadeAgain(Loop):
@@ -136,11 +135,8 @@ class BatchNormBuffersAreNan(Loop):
         return inputs, targets
 
 
-@faulty(
-    Truth(
-        ("loss_spike", "loss_rose", "parameters_replaced"), near=("grad_norm_spike", "norm_level"), least="info", late=5
-    )
-)
+# A loss that is back at its first is worth a warning. That the parameters are the first again is its name.
+@faulty(Truth(("loss_spike", "loss_rose", "model_state_lost"), near=CURVE, late=5))
 class LayersInitializedAgain(Loop):
     def before_step(self) -> None:
         if self.at_fault:
