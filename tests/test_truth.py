@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+import tbnum
 from benchmarks.truth import harness, noise
 from benchmarks.truth.corpus import FAULTS, HEALTHY, TRUTHS, Case, cases_of, is_held_out
-from benchmarks.truth.verdict import Statement, Truth, had_an_effect, judge, rose, wilson
+from benchmarks.truth.verdict import Statement, Truth, had_an_effect, judge, refuted_by, rose, wilson
 
 TRUTH = Truth(("lr_outlier",), near=("loss_spike",), wrong=("bad_batch",), words="learning rate", late=3)
 
@@ -36,10 +38,21 @@ def said(name: str, severity: str = "warning", *steps: int, text: str = "the lea
         ([said("dead_tensor")], "wrong"),
         ([said("dead_tensor", "info")], "silent"),
         ([said("usual")], "silent"),  # the loop without the fault has it too
+        ([said("usual_information")], "wrong"),  # but not as gravely
+        ([said("loss_spike", "info", 101)], "near"),
+        ([said("loss_spike", "info", 101), said("dead_tensor")], "wrong"),  # who reads it goes by what is grave
+        ([said("loss_spike", "warning", 101), said("dead_tensor")], "near"),
+        ([said("lr_outlier", "info", 100), said("dead_tensor")], "wrong"),
+        ([said("lr_outlier", "warning", 100), said("dead_tensor")], "right"),
+        ([said("unknown", "warning", 100)], "silent"),  # that the record cannot say blames nothing
+        ([said("loss_rose", "warning", 100)], "silent"),  # true, and no more
+        ([said("lr_outlier", "warning", 100), said("crash", "error", 120)], "wrong"),  # which it did not
+        ([said("crash", "error", 50)], "silent"),
     ],
 )
 def test_a_verdict_weighs_name_step_severity_and_words(statements: list[Statement], outcome: str) -> None:
-    assert judge(TRUTH, statements, 100, {"usual"}) == outcome
+    usual = [said("usual"), said("usual_information", "info")]
+    assert judge(TRUTH, statements, 100, usual, blameless=["loss_rose"], refuted=["crash"]) == outcome
 
 
 def account(**values: Any) -> Any:
@@ -72,6 +85,36 @@ def test_a_fault_without_an_effect_is_none(changes: dict[str, Any]) -> None:
     assert had_an_effect(account(**changes), account(), any_difference=False) == (changes != {"losses": [1.0] * 80})
     assert had_an_effect(account(weights=2), account(), any_difference=True)
     assert not had_an_effect(account(weights=2), account(), any_difference=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, {"crash", "nonfinite_parameters", "nonfinite_update", "forward_nonfinite", "nonfinite_loss"}),
+        ({"finite": False}, {"crash", "forward_nonfinite", "nonfinite_loss"}),
+        ({"losses": [1.0, math.nan]}, {"crash", "nonfinite_parameters", "nonfinite_update"}),
+        ({"ended": "RuntimeError", "finite": False, "losses": [math.inf]}, set()),
+    ],
+)
+def test_what_the_loop_itself_saw_refutes_a_statement(changes: dict[str, Any], names: set[str]) -> None:
+    assert refuted_by(account(**changes)) - {"mean_over_nothing"} == names
+
+
+def test_what_a_fault_may_be_called_is_something_that_is_said() -> None:
+    source = "".join(file.read_text() for file in Path(tbnum.__file__).parent.rglob("*.py"))
+    accepted = {name for truth in TRUTHS.values() for name in truth.right + truth.near + truth.wrong}
+    assert not [name for name in sorted(accepted) if f'"{name}"' not in source]
+
+
+@pytest.mark.parametrize("kinds", [FAULTS, HEALTHY], ids=["faults", "healthy"])
+def test_no_batch_of_the_corpus_is_empty(kinds: dict[str, Any]) -> None:
+    """Its loss would be NaN, or the loop would end: a fault of the benchmark's own."""
+    for case in cases_of(kinds):
+        loop = case.loop(case.model, case.seed, case.precision)
+        for now in range(loop.begin, loop.begin + 200, 25):
+            loop.now = now
+            inputs, targets = loop.batch(0)
+            assert len(inputs) and len(targets), case.name
 
 
 def test_bounds_are_those_of_wilson() -> None:

@@ -38,6 +38,7 @@ from benchmarks.truth.verdict import (
     Statement,
     had_an_effect,
     judge,
+    refuted_by,
     rose,
     statements,
     wilson,
@@ -63,7 +64,8 @@ def look_at_fault(case: Case, cache: Path, any_recorder: bool) -> Result:
     twin_folder, twin = recorded(case.twin(), cache, any_recorder=any_recorder)
     said, usual = statements(folder), statements(twin_folder)
     if had_an_effect(account, twin, any_difference=case.kind in ANY_DIFFERENCE):
-        outcome = judge(TRUTHS[case.kind], said, account.begin, {each.name for each in usual})
+        blameless = OF_THE_LOSS if rose(account.losses) else ()  # true, as of a healthy loop
+        outcome = judge(TRUTHS[case.kind], said, account.begin, usual, blameless, refuted_by(account))
     else:
         outcome = NO_EFFECT
     return Result(case.name, case.kind, is_held_out(case.kind), outcome, [f"begins at {account.begin}", *_lines(said)])

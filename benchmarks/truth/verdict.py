@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ __all__ = [
     "Truth",
     "had_an_effect",
     "judge",
+    "refuted_by",
     "rose",
     "statements",
     "wilson",
@@ -34,6 +35,9 @@ OUTCOMES = ("right", "right, info", "near", "silent", "wrong")
 HEALTHY_OUTCOMES = ("quiet", "alarm, loss rose", "false alarm")
 OF_THE_LOSS = frozenset({"loss_rose", "loss_spike"})
 """Statements that say no more than that the loss went up."""
+
+UNKNOWN = "unknown"
+"""The cause of a skip of which the record does not say why: it blames nothing."""
 
 LASTING = 1 << 30
 
@@ -83,25 +87,57 @@ def statements(logdir: Path) -> list[Statement]:
     ]
     for event in events:
         text = f"{event.message} {event.remedy}"
-        said += [Statement(name, event.severity, (event.step,), text) for name in (event.kind, event.cause) if name]
+        names = (event.kind if event.kind != "skip" or not event.cause else None, event.cause)  # of a skip, its cause
+        said += [Statement(name, event.severity, (event.step,), text) for name in names if name]
     return said
 
 
-def judge(truth: Truth, said: Sequence[Statement], begin: int, usual: Iterable[str] = ()) -> str:
-    """One of `OUTCOMES`. `usual`: names that are said of the loop without the fault, too."""
+def judge(
+    truth: Truth,
+    said: Sequence[Statement],
+    begin: int,
+    usual: Iterable[Statement] = (),
+    blameless: Collection[str] = (),
+    refuted: Collection[str] = (),
+) -> str:
+    """One of `OUTCOMES`. `usual`: what is said of the loop without the fault; as gravely, it is not the fault's.
+
+    What is grave and in no list sends to another place: then nothing counts that is near or right, but an information
+    alone. Names that are `blameless` send nowhere; what is `refuted` and grave is wrong whatever the lists say.
+    """
     begin = 0 if truth.from_start else begin
-    own = [each for each in said if each.name not in set(usual) - set(truth.right)]
+    known, common = truth.right + truth.near, {(each.name, each.grave) for each in usual}
+    own = [each for each in said if each.name in truth.right or not _is_usual(each, common)]
     own = [each for each in own if not each.steps or each.steps[-1] >= begin - truth.early]
-    right = [each for each in own if each.name in truth.right and _fits(truth, each, begin)]
+    grave = {each.name for each in own if each.grave}
     if any(each.name in truth.wrong and each.grave and _at_fault(each, begin) for each in said):
         return "wrong"
+    if not grave.isdisjoint(refuted):
+        return "wrong"
+    right = [each for each in own if each.name in truth.right and _fits(truth, each, begin)]
     if any(SEVERITIES.index(each.severity) >= SEVERITIES.index(truth.least) for each in right):
         return "right"
+    if grave.difference({UNKNOWN, *blameless}) and grave.isdisjoint(known):
+        return "wrong"
     if right:
         return "right, info"
-    if any(each.name in truth.near + truth.right for each in own):
-        return "near"
-    return "wrong" if any(each.grave for each in own) else "silent"
+    return "near" if any(each.name in known for each in own) else "silent"
+
+
+def refuted_by(account: Any) -> set[str]:
+    """What cannot be true of a run, by the loop's own account of itself."""
+    names = set()
+    if account.finite:
+        names |= {"nonfinite_parameters", "nonfinite_update"}
+    if all(map(math.isfinite, account.losses)):
+        names |= {"forward_nonfinite", "nonfinite_loss", "mean_over_nothing"}
+    if not account.ended:
+        names.add("crash")
+    return names
+
+
+def _is_usual(said: Statement, common: set[tuple[str, bool]]) -> bool:
+    return (said.name, True) in common or (not said.grave and (said.name, False) in common)
 
 
 def _at_fault(said: Statement, begin: int) -> bool:
