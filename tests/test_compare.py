@@ -16,7 +16,7 @@ from tbnum.cli import main
 from tbnum.compare.noise import judged, two_sided
 from tbnum.compare.words import lines, next_step, sentence
 from tbnum.log.batches import batch_hash
-from tbnum.log.schema import step_columns
+from tbnum.log.schema import Event, step_columns
 from tbnum.log.tensors import TensorTable
 from tbnum.log.writer import LogWriter
 from tbnum.measure.step_hash import BY_CLIP, BY_PASS, step_hash
@@ -133,6 +133,7 @@ def test_steps_are_paired_by_their_number_or_by_the_updates_before_them(tmp_path
     a, b = run_at(tmp_path / "a"), run_at(tmp_path / "b")
     assert tbnum.diff(a, b).first_step == 0
     found = tbnum.diff(a, b, by="updates")
+    assert found.without_partner == (0, 1) and found.compared_from == 0
     assert found.same and found.steps == 10
 
 
@@ -160,9 +161,7 @@ def test_distances_are_those_of_each_pair_of_values_by_itself(tmp_path: Path) ->
         pairs = []
         for step in range(steps):
             cells = of_a[step], of_b[step]
-            measured = [
-                witness == "nonfinite_tensors" or (witness is not None and each[witness] >= 1) for each in cells
-            ]
+            measured = [witness is not None and each[witness] >= 1 for each in cells]
             if all(not math.isnan(each[name]) or known for each, known in zip(cells, measured, strict=True)):
                 pairs.append((step, cells[0][name], cells[1][name]))
         (distance,) = [each for each in found.columns if each.column == name]
@@ -316,9 +315,35 @@ def test_of_runs_that_are_the_same_within_a_tolerance_no_tensor_is_named(tmp_pat
     assert found.same and found.tensors == () and (found.same_bits_until, found.bits_apart_at) == (2, 3)
 
 
-def test_at_the_first_step_no_stage_is_claimed(tmp_path: Path) -> None:
+def test_at_the_first_step_no_stage_is_claimed_and_the_settings_are_named(tmp_path: Path) -> None:
     found = pair(tmp_path, {"gradient": {0: NAMES}, "parameter": {0: NAMES}})
-    assert (found.first_step, found.same_bits_until, found.stage) == (0, None, None)
+    assert (found.first_step, found.same_bits_until, found.stage, found.compared_from) == (0, None, None, 0)
+    assert "the first step that both have, so it began in that step or before it" in sentence(found)
+    assert next_step(found).startswith("Look first at what both begin with")
+    record(tmp_path / "one", seed=1)
+    record(tmp_path / "other", values={step: {"loss": 0.5 + step} for step in range(10)}, seed=2)
+    found = tbnum.diff(run_at(tmp_path / "one"), run_at(tmp_path / "other"))
+    assert next_step(found) == "Look first at what differs in the settings."
+
+
+def test_tensors_are_those_of_the_first_step_that_differs_or_none(tmp_path: Path) -> None:
+    apart = {"gradient": {7: ("block.0",)}, "parameter": {7: NAMES}}
+    assert pair(tmp_path / "at", apart, values={7: {"loss": -1.0}}).tensors == ("block.0",)
+    later = pair(tmp_path / "later", apart, every=4, values={7: {"loss": -1.0}})
+    assert later.first_step == 7 and later.bits_apart_at == 8 and later.tensors == ()
+    assert sentence(later) == "Apart from step 7 on, seen first in the loss; it began there or before."
+
+
+def test_of_other_tensors_the_bits_are_unknown(tmp_path: Path) -> None:
+    a = checked(tmp_path / "a", range(10), {})
+    log = LogWriter(tmp_path / "b", columns=step_columns({"optimizer": 1}), meta=META)
+    append(log, range(10))
+    for step in range(10):
+        log.write_tensors(TensorTable(step, ("other",), {"checksum/parameter": np.ones(1, np.uint64)}))
+    log.close()
+    found = tbnum.diff(a, run_at(tmp_path / "b"))
+    assert found.same and (found.same_bits_until, found.bits_apart_at) == (None, None)
+    assert dict(lines(found))["bits"] == "no checksums of the same steps and tensors"
 
 
 def test_a_step_that_differs_in_its_loss_before_any_checksum_has_no_stage(tmp_path: Path) -> None:
@@ -370,6 +395,73 @@ def test_groups_of_seeds_are_paired_by_their_seed(tmp_path: Path) -> None:
     found = tbnum.diff(*groups)
     (verdict,) = found.verdicts
     assert verdict.beyond is True and verdict.how == "pairs" and verdict.seeds == 3
+
+
+def test_means_are_of_the_steps_that_were_compared(tmp_path: Path) -> None:
+    """Not of each run's own end: a run that stopped early has a higher loss there, and is the same all the same."""
+    falling = {step: {"loss": 1 / (1 + step)} for step in range(100)}
+    record(tmp_path / "whole", range(100), falling)
+    record(tmp_path / "part", range(30), falling)
+    higher = {step: {"loss": 1 / (1 + step) + 0.5} for step in range(100)}
+    record(tmp_path / "other", range(100), higher)
+    whole, part, other = (run_at(tmp_path / name) for name in ("whole", "part", "other"))
+    (verdict,) = tbnum.diff(whole, part).verdicts
+    assert verdict.difference == 0.0
+    (verdict,) = tbnum.diff(part, other).verdicts
+    assert verdict.difference == pytest.approx(0.5, rel=1e-12)
+    found = tbnum.diff(whole, other, noise=[whole, other, part])
+    (verdict,) = found.verdicts
+    assert verdict.seeds == 2 and any("ends before the steps 90 to 99" in text for text in found.not_compared)
+
+
+def test_pairs_of_seeds_are_whole_pairs(tmp_path: Path) -> None:
+    """A run whose late losses are all NaN leaves its twin without a partner, and moves no other pair."""
+    for name, lost in (("a", 1), ("b", 2)):
+        for seed in range(4):
+            loss = math.nan if seed == lost else 10.0 * seed + (name == "b") * (0.5 + 0.001 * seed)
+            record(tmp_path / name / f"seed{seed}", range(20), {step: {"loss": loss} for step in range(20)}, seed=seed)
+    (verdict,) = tbnum.diff(*[list(tbnum.read(tmp_path / name).values()) for name in "ab"]).verdicts
+    assert (verdict.how, verdict.seeds) == ("pairs", 2) and verdict.difference == pytest.approx(0.5015)
+
+
+# -- words
+
+
+def test_what_is_the_same_is_said_of_the_steps_that_both_have(tmp_path: Path) -> None:
+    record(tmp_path / "a", range(20))
+    log = LogWriter(tmp_path / "b", columns=step_columns({"optimizer": 1}), meta=META)
+    append(log, range(8))
+    log.write_event(Event(step=8, wall_time=0.0, kind="crash", severity="error"))
+    log.close()
+    found = tbnum.diff(run_at(tmp_path / "a"), run_at(tmp_path / "b"))
+    assert sentence(found) == "The same in the 8 steps that both have in everything that was compared."
+    assert any("ended with an exception after step 7" in text for text in found.not_compared)
+    assert found.without_partner == (12, 0)
+
+
+def test_within_a_tolerance_the_bits_that_differ_are_said_to(tmp_path: Path) -> None:
+    a = checked(tmp_path / "a", range(10), {})
+    b = checked(tmp_path / "b", range(10), {"parameter": {3: ("head",)}})
+    said = sentence(tbnum.diff(a, b, rtol=1e-6))
+    assert said == "The same in everything that was compared; bit for bit they differ from step 3 on."
+
+
+def test_a_difference_is_said_with_its_direction_and_each_run_with_what_it_has_alone(tmp_path: Path) -> None:
+    late = {step: {"loss": math.nan} for step in range(15, 20)}
+    scaler = {"class": "GradScaler", "enabled": True}
+    record(tmp_path / "a", range(20), events=[skip(5), skip(6)], scaler=scaler)
+    record(tmp_path / "b", range(20), {step: {"loss": step - 0.5} for step in range(20)}, scaler=None)
+    record(tmp_path / "c", range(20), late, scaler=scaler)
+    a, b, c = (run_at(tmp_path / name) for name in "abc")
+    said = dict(lines(tbnum.diff(a, b)))
+    assert said["noise"].startswith("loss: 0.5 lower in the second over the last tenth; ")
+    assert said["distance"] == "loss: from 0 on, passes 0.1 at 0; 0.02705 over the last tenth"
+    assert (
+        said["events"] == "skip: in the first alone at 5, 6"
+        and said["settings"] == "scaler: in the first alone (GradScaler)"
+    )
+    assert dict(lines(tbnum.diff(b, a)))["noise"].startswith("loss: 0.5 higher")
+    assert dict(lines(tbnum.diff(a, c)))["distance"].endswith("; in one alone not finite over the last tenth")
 
 
 # -- the command
@@ -430,7 +522,7 @@ def test_the_command_tells_noise_from_seeds(tmp_path: Path, capsys: pytest.Captu
         values = {step: {"loss": loss + step * 1e-4} for step in range(20)}
         record(tmp_path / f"{number}", range(20), values, seed=number)
     runs = [tmp_path / f"{number}" for number in range(5)]
-    assert "is unknown" in command(capsys, runs[0], runs[4])[1]
+    assert "is unknown without" in " ".join(command(capsys, runs[0], runs[4])[1].split())
     assert "more than the noise of seeds" in command(capsys, runs[0], runs[4], "--noise", *runs[:4])[1]
     assert "within the noise of seeds" in command(capsys, runs[0], runs[1], "--noise", *runs[:4])[1]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tbnum import export
 from tbnum.log.reader import Run
-from tbnum.log.schema import step_columns
+from tbnum.log.schema import measured, step_columns
 from tbnum.log.writer import LogWriter
 
 COLUMNS = step_columns({"a": 2, "b": 1}, terms=["kl"], own_losses=True, hashed=True)
@@ -48,6 +48,15 @@ def test_where_a_log_has_no_hash_it_is_0(tmp_path: Path) -> None:
     log.append_steps([(1, 1.0, 7), (2, 1.0, None)])
     log.close()
     assert Run(tmp_path).steps["step_hash"].tolist() == [0, 7, 0]
+
+
+def test_a_norm_of_finite_gradients_that_is_nan_is_unknown() -> None:
+    """As where they were written by hand between two looks; NaN was measured only where a gradient is not finite."""
+    columns = {"grad_norm": np.full(4, math.nan), "grad_norm_clipped": np.full(4, math.nan)}
+    columns |= {"nonfinite_tensors": np.array([0, 1, math.nan, 2]), "skipped": np.array([False, False, False, True])}
+    assert measured("grad_norm", columns).tolist() == [False, True, False, True]
+    assert measured("grad_norm_clipped", columns).tolist() == [True, True, False, False]
+    assert export.unknown(columns, "grad_norm").tolist() == [True, False, True, False]
 
 
 def test_exports_have_the_whole_number_and_none_where_it_is_unknown(run: Run) -> None:

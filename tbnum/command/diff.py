@@ -10,7 +10,7 @@ from tbnum.command.check import FOUND
 from tbnum.command.inputs import UnusableInput, runs_in
 from tbnum.command.output import opened, print_line, print_wrapped
 from tbnum.compare import Difference, diff
-from tbnum.compare.difference import BY, compared
+from tbnum.compare.difference import BY, compared, rows_of
 from tbnum.compare.page import page
 from tbnum.compare.words import lines, next_step, sentence
 from tbnum.export import JSON_VERSION, write_json
@@ -56,7 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         said = {"sentence": sentence(found), "next": next_step(found)}
         write_json(sys.stdout, {"version": JSON_VERSION, **found.as_json(), **said})
     elif arguments.html is not None:
-        _write_page(page(found, *compared(a, b)), arguments.html)
+        one, other = compared(a, b)
+        rows = rows_of(one, other, columns, arguments.until, arguments.by)
+        _write_page(page(found, one, other, rows), arguments.html)
     else:
         _print(found)
     return 0 if found.same else FOUND

@@ -60,12 +60,12 @@ def compare_bits(a: Checksums, b: Checksums, *, until: int | None = None, depth:
 
 
 def _in_window(common: Mapping[str, _Common], depth: Depth) -> Bits:
-    common = {what: found for what, found in common.items() if len(found.steps)}
+    common = {what: found for what, found in common.items() if found.known.any()}
     if not common:
         return Bits()
     apart = {what: np.flatnonzero(found.differ.any(axis=1)) for what, found in common.items()}
     apart_at = min((int(common[what].steps[rows[0]]) for what, rows in apart.items() if len(rows)), default=None)
-    checked = np.unique(np.concatenate([found.steps for found in common.values()]))
+    checked = np.unique(np.concatenate([found.steps[found.known.any(axis=1)] for found in common.values()]))
     same = checked if apart_at is None else checked[checked < apart_at]
     same_until = int(same[-1]) if len(same) else None
     if apart_at is None:

@@ -13,18 +13,19 @@ import numpy as np
 from tbnum.compare.align import Aligned, aligned, shared, shared_names
 from tbnum.compare.bits import Bits, Depth, compare_bits
 from tbnum.compare.distance import Distance, differing, distance
-from tbnum.compare.noise import Verdict, judged
+from tbnum.compare.noise import Verdict
+from tbnum.compare.seeds import judged_by_seeds
 from tbnum.compare.settings import Setting, settings_apart
 from tbnum.compare.windows import windows
+from tbnum.explain.words import count_text
 from tbnum.log.checksums import Checksums
 from tbnum.log.schema import Event
 from tbnum.markup import card, escaped, shown
 from tbnum.measure.step_hash import compared as compared_hashes
 
-__all__ = ["BY", "Compared", "Difference", "EventsApart", "compared", "diff"]
+__all__ = ["BY", "Compared", "Difference", "EventsApart", "compared", "diff", "rows_of"]
 
 BY = ("step", "updates", "samples")
-_JUDGED = ("loss",)  # whose means are held against the noise
 OF_TENSORS = " of tensors"
 """Behind the name of a statistic in `seen_in`: it is one of single tensors."""
 _TENSOR_COLUMNS = ("grad_norm", "param_norm")
@@ -63,6 +64,8 @@ class Difference:
     a: str
     b: str
     steps: int  # pairs of steps that were compared
+    compared_from: int  # the first of them
+    without_partner: tuple[int, int]  # how many steps of `a`, and of `b`, the other does not have
     settings: tuple[Setting, ...]
     data_apart_at: int | None
     """The first step that was made of other samples, or of the same in another order; None: none that is known."""
@@ -75,7 +78,8 @@ class Difference:
     bits_apart_at: int | None  # the first checksummed step at which they are not
     stage: str | None
     """Where within `first_step` it began: "forward", "backward", "optimizer"; None: the record cannot say."""
-    tensors: tuple[str, ...]  # in which it is seen first, the deepest last
+    tensors: tuple[str, ...]
+    """In which `first_step` shows it, the deepest last; () where no table of that very step does."""
     begun_in: str | None  # of the stage "backward": the deepest of them
     depth_from: str | None
     """What a stage "forward" or "backward" goes by: the order of use that the "forward" recorded, else that of the
@@ -137,7 +141,7 @@ def diff(
     _check(rtol, atol, columns, until, by)
     groups, noise = [_as_group(a, "a"), _as_group(b, "b")], _as_group(noise, "noise", at_least=0)
     one, other, paired = _pair(*groups)
-    rows = _rows(one, other, columns, until, by)
+    rows = rows_of(one, other, columns, until, by)
     exact = rtol == atol == 0.0 and columns is None and by == "step"
     distances = tuple(distance(one.steps, other.steps, rows, name, rtol, atol) for name in rows.columns)
     seen = {each.column: each.first_step for each in distances if each.first_step is not None}
@@ -145,18 +149,20 @@ def diff(
     bits = compare_bits(one.checksums, other.checksums, until=until, depth=depth) if by == "step" else Bits()
     if exact:
         seen |= _seen_in_bits(one, other, rows, bits)
-    tensors = bits.tensors if exact else ()
+    named = [(bits.apart_at, bits.tensors)] if exact else []
     if by == "step" and columns is None:
-        limit = min(seen.values()) if tensors else until  # later ones can name no tensor
-        apart = _tensors_apart(one, other, rtol, atol, limit)
+        apart = _tensors_apart(one, other, rtol, atol, min(seen.values(), default=until))  # later ones name no tensor
         seen |= {column + OF_TENSORS: step for column, (step, _) in apart.items()}
-        tensors = tensors or next((names for _, names in apart.values()), ())
+        named += apart.values()
     first_step = min(seen.values(), default=None)
     begun = bits if bits.apart_at == first_step else Bits()
+    seeds = judged_by_seeds(groups[0], groups[1], noise, rows, (one, other), paired)
     return Difference(
         a=one.name,
         b=other.name,
         steps=len(rows.step),
+        compared_from=int(rows.step[0]),
+        without_partner=(_rest(one, rows, until), _rest(other, rows, until)),
         settings=tuple(settings_apart(one.meta, other.meta)),
         data_apart_at=_data_apart(one, other, rows),
         first_step=first_step,
@@ -164,13 +170,13 @@ def diff(
         same_bits_until=bits.same_until,
         bits_apart_at=bits.apart_at,
         stage=begun.stage,
-        tensors=tensors,
+        tensors=next((names for step, names in named if names and step == first_step), ()),
         begun_in=begun.begun_in,
         depth_from=depth.source if begun.stage in ("forward", "backward") else None,
         columns=distances,
-        verdicts=_verdicts(groups, noise, paired, until),
+        verdicts=seeds.verdicts,
         events=_events_apart(one, other, rows),
-        not_compared=_not_compared(one, other, rows, columns, until),
+        not_compared=(*_not_compared(one, other, rows, columns, until), *seeds.left_out),
     )
 
 
@@ -214,7 +220,8 @@ def _pair(a: list[Compared], b: list[Compared]) -> tuple[Compared, Compared, boo
     return a[0], b[0], paired
 
 
-def _rows(a: Compared, b: Compared, columns: Sequence[str] | None, until: int | None, by: str) -> Aligned:
+def rows_of(a: Compared, b: Compared, columns: Sequence[str] | None, until: int | None, by: str) -> Aligned:
+    """The rows of two runs that `diff` compares. ValueError as there."""
     for run in (a, b):
         lacking = [name for name in columns or () if name not in run.steps]
         if lacking:
@@ -294,27 +301,6 @@ def _seen_in_bits(a: Compared, b: Compared, rows: Aligned, bits: Bits) -> dict[s
     return seen
 
 
-def _verdicts(
-    groups: Sequence[Sequence[Compared]], noise: Sequence[Compared], paired: bool, until: int | None
-) -> tuple[Verdict, ...]:
-    found = []
-    for column in _JUDGED:
-        means = [[_late_mean(run, column, until) for run in group] for group in (*groups, list(noise))]
-        a, b, seeds = ([mean for mean in group if mean is not None] for group in means)
-        if a and b:
-            found.append(judged(column, a, b, seeds, paired=paired and len(a) == len(b)))
-    return tuple(found)
-
-
-def _late_mean(run: Compared, column: str, until: int | None) -> float | None:
-    """The mean of the finite values over the last tenth of the steps."""
-    steps, values = run.steps.get("step", np.empty(0)), run.steps.get(column, np.empty(0))
-    values = values[: len(steps)] if until is None else values[steps <= until]
-    late = values[len(values) - max(1, len(values) // 10) :] if len(values) else values
-    late = late[np.isfinite(late)]
-    return float(late.mean()) if len(late) else None
-
-
 def _events_apart(a: Compared, b: Compared, rows: Aligned) -> tuple[EventsApart, ...]:
     """By kind, within the steps that were compared."""
     low, high = int(rows.step[0]), int(rows.step[-1])
@@ -336,6 +322,12 @@ def _events_apart(a: Compared, b: Compared, rows: Aligned) -> tuple[EventsApart,
     return tuple(apart)
 
 
+def _rest(run: Compared, rows: Aligned, until: int | None) -> int:
+    """How many of the steps that were asked for have no partner."""
+    steps = run.steps["step"]
+    return len(steps if until is None else steps[steps <= until]) - len(rows.step)
+
+
 def _not_compared(
     a: Compared, b: Compared, rows: Aligned, columns: Sequence[str] | None, until: int | None
 ) -> tuple[str, ...]:
@@ -345,11 +337,12 @@ def _not_compared(
         alone = [name for name in run.steps if name not in other.steps] if columns is None else []
         if alone:
             found.append(f"only {run.name!r} has the columns {', '.join(alone)}")
-        asked = run.steps["step"] if until is None else run.steps["step"][run.steps["step"] <= until]
-        rest = len(asked) - len(rows.step)
+        rest = _rest(run, rows, until)
         if rest:
-            found.append(f"{rest:,} steps of {run.name!r} have no partner")
+            found.append(f"{count_text(rest, 'step')} of {run.name!r} without a partner")
         found += [f"{run.name!r}: {problem}" for problem in getattr(run, "problems", ())]
         if run.meta.get("ended") is None:
             found.append(f"{run.name!r} goes on, or was killed")
+        elif run.meta["ended"] == "crash":
+            found.append(f"{run.name!r} ended with an exception after step {run.steps['step'][-1]}")
     return tuple(found)

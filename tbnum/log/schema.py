@@ -456,7 +456,8 @@ def measured(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """(S,) bool: where a NaN in column `name` was measured. None: nowhere, each NaN of it is an unknown value.
 
     A loss was measured where `micro_batches >= 1`, a gradient norm where the `nonfinite_tensors` of the same optimizer
-    is known, and a column of a scalar log where it was logged. What the optimizer got is unknown at a skip: nothing.
+    is above 0 (finite gradients have a norm: where it is NaN it is unknown), what the optimizer got where that is known
+    and no skip, and a column of a scalar log where it was logged.
     """
     if name + LOGGED in columns:
         return columns[name + LOGGED].astype(bool)
@@ -466,10 +467,14 @@ def measured(name: str, columns: Mapping[str, np.ndarray]) -> np.ndarray | None:
             there: np.ndarray = columns["micro_batches"] >= 1
             return there
     witness = prefix + slash + "nonfinite_tensors"
-    if base in ("grad_norm", "grad_norm_clipped") and witness in columns:
+    if base == "grad_norm" and witness in columns:
+        with np.errstate(invalid="ignore"):
+            some: np.ndarray = columns[witness] > 0
+            return some
+    if base == "grad_norm_clipped" and witness in columns:  # clipping alone may have made it NaN
         known = ~np.isnan(columns[witness])
         skipped = columns.get(prefix + slash + "skipped")
-        return known if base == "grad_norm" or skipped is None else known & ~skipped.astype(bool)
+        return known if skipped is None else known & ~skipped.astype(bool)
     return None
 
 

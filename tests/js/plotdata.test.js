@@ -54,8 +54,8 @@ test("behind the loss lies the range of the ranks, where there are several", () 
 test("a NaN was measured where the record says so, and is unknown elsewhere", () => {
   const nonfinite = { step: Float64Array.of(1, 2), value: Float32Array.of(NaN, Infinity), wallTime: Float64Array.of(0, 0) };
   assert.deepEqual([...measuredNan("loss", exact({ loss: [NaN, NaN, Infinity] }), "", nonfinite)], [0, 1, 0]);
-  const series = exact({ grad_norm: [NaN, NaN], nonfinite_tensors: [NaN, 3] });
-  assert.deepEqual([...measuredNan("grad_norm", series, "", null)], [0, 1]);
+  const series = exact({ grad_norm: [NaN, NaN, NaN], nonfinite_tensors: [NaN, 3, 0] });
+  assert.deepEqual([...measuredNan("grad_norm", series, "", null)], [0, 1, 0], "finite gradients have a norm");
   assert.equal(measuredNan("loss_scale", series, "", nonfinite), null);
 });
 

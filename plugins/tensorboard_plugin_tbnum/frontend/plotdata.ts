@@ -178,7 +178,8 @@ function nonfiniteEdge(spec: ChartSpec, series: SeriesLike, prefix: string) {
 }
 
 /**
- * Where a NaN among exact values was measured: elsewhere it says that nothing is known.
+ * Where a NaN among exact values was measured: elsewhere it says that nothing is known. The norm of gradients that are
+ * finite, all of them, is no NaN.
  *
  * @returns 1 where it was; null: unknown
  */
@@ -194,7 +195,7 @@ export function measuredNan(column: string, series: SeriesLike, prefix: string, 
     return nan;
   }
   const measured = column === "grad_norm" ? series.line(`${prefix}nonfinite_tensors`)?.last : null;
-  return measured ? Uint32Array.from(measured, (count) => Number(!Number.isNaN(count))) : null;
+  return measured ? Uint32Array.from(measured, (count) => Number(count > 0)) : null;
 }
 
 /** A line that was measured every so many steps, at the points of another series. */
