@@ -52,10 +52,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        if self.name != ".":
-            return self.name
-        folder = self.run.folder
-        return folder.name if isinstance(folder, RemotePath) else os.path.basename(os.path.abspath(folder))
+        return run_title(self.name, self.run)
 
     @property
     def ended(self) -> str | None:
@@ -81,7 +78,7 @@ class Report:
         """Label and text of each line of the table."""
         summary = self.summary
         if not summary["steps"]:
-            return [("steps", "none recorded yet")]
+            return [("steps", "none recorded yet" if self.ended is None else "none recorded")]
         skipped = summary["skipped"]
         rows = [
             ("steps", f"{summary['steps']:,}  ({summary['first_step']} to {summary['last_step']})"),
@@ -133,6 +130,14 @@ class Report:
             "problems": self.run.problems,
             "events": as_records(self.events),
         }
+
+
+def run_title(name: str, run: Run) -> str:
+    """What a run is called: a run that is the logdir itself by its folder."""
+    if name != ".":
+        return name
+    folder = run.folder
+    return folder.name if isinstance(folder, RemotePath) else os.path.basename(os.path.abspath(folder))
 
 
 def _expected(run: Run) -> NextOverflow | None:

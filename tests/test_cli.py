@@ -21,6 +21,7 @@ import tbnum.charts
 import tbnum.cli
 from tbnum.log.schema import Event, step_columns
 from tbnum.log.writer import LogWriter
+from tests.recorded import append, open_log
 
 NAN, INF = math.nan, math.inf
 COLUMNS = step_columns({"adam": 1})
@@ -249,6 +250,49 @@ def test_since_leaves_out_what_was_before_and_judges_with_it(logdir: Path, capsy
     assert "steps       20  (100 to 119)" in out
 
 
+def test_one_run_that_cannot_be_read_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    record(tmp_path / "good")
+    garbage(tmp_path / "broken")
+    record(tmp_path / "worse", nan_from=100)
+    code, out, err = run(capsys, "report", tmp_path)
+    assert code == 2 and "good  (ended" in out and "worse  (ended" in out
+    assert err == "".join(f"tbnum: nothing of the run 'broken' can be read: {err.partition('read: ')[2]}") != ""
+    code, out, err = run(capsys, "check", tmp_path)
+    assert code == 2 and "ok      good" in out and "FAILED  worse" in out and "'broken'" in err
+    code, out, _ = run(capsys, "check", tmp_path, "--json")
+    reported = json.loads(out)
+    assert code == 2 and reported["passed"] is False and [row["run"] for row in reported["runs"]] == ["good", "worse"]
+
+
+def test_since_leaves_out_runs_that_ended_before_and_fails_those_that_hang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """As for a monitor of a folder in which runs end, hour by hour."""
+    for name, steps, close in (("short", 50, True), ("shorter", 40, True), ("long", 200, True), ("hung", 60, False)):
+        recorder = Recorder(tmp_path / name)
+        for step in range(steps):
+            recorder.step(2.5 - 0.01 * step)
+        recorder.log.close() if close else recorder.log.flush()
+    when = datetime.fromtimestamp(START + 150).isoformat()
+    code, out, err = run(capsys, "check", tmp_path, "--since", when)
+    assert code == 1 and "ok      long  (50 steps" in out and "short" not in out
+    assert f"FAILED  hung  (60 steps, 0 skipped, 0 %)\n        error  No step since {when}\n" in out
+    assert err == f"tbnum: the run 'short' has no step since {when}, nor has another; left out\n"
+    code, out, err = run(capsys, "report", tmp_path, "--since", "100")
+    assert code == 0 and out.startswith("long  (ended") and "nor have 2 others; left out" in err
+    code, out, err = run(capsys, "check", tmp_path, "--since", "500")
+    assert (code, out) == (2, "") and err.endswith("has no step since 500: give an earlier --since\n")
+
+
+def test_since_a_time_holds_where_the_clock_was_set_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    log = open_log(tmp_path / "run")
+    append(log, range(60), {step: {"wall_time": START + step - 40 * (step >= 50)} for step in range(60)})
+    log.close()
+    when = datetime.fromtimestamp(START + 45).isoformat()
+    _, out, _ = run(capsys, "report", tmp_path, "--since", when)
+    assert "steps       15  (45 to 59)" in out
+
+
 def test_report_as_html_is_one_file_without_script_whose_names_are_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -436,7 +480,7 @@ def garbage(folder: Path) -> Path:
         (["report", "{}/missing"], ["missing", "no folder"]),
         (["report", "{}/file"], ["file"]),
         (["report", "{}/empty"], ["no runs in", "logdir of tbnum.wrap()"]),
-        (["report", "{}/garbage"], ["nothing of the run '.' can be read"]),
+        (["report", "{}/garbage"], ["nothing of the run 'garbage' can be read"]),
         (["report", "{}/runs", "--run", "none"], ["no run 'none'", "there is 'a', 'b'"]),
         (["check", "{}/empty"], ["no runs in"]),
         (["check", "{}/garbage"], ["nothing of the run"]),

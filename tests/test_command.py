@@ -43,7 +43,7 @@ def test_without_arguments_it_prints_its_help(capsys: pytest.CaptureFixture[str]
 def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
     record(tmp_path, steps=3)
     done = subprocess.run([sys.executable, "-m", "tbnum", "check", tmp_path], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("ok      .")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("ok      runs")
 
 
 def test_several_runs_begin_with_a_table_and_then_those_worth_reading(

@@ -527,7 +527,29 @@ def test_the_command_tells_noise_from_seeds(tmp_path: Path, capsys: pytest.Captu
     assert "within the noise of seeds" in command(capsys, runs[0], runs[1], "--noise", *runs[:4])[1]
 
 
+def test_runs_of_several_settings_are_no_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"optimizer": {"class": "SGD", "groups": [{"lr": 0.1}], "parameters": []}}
+    for name, optimizers in (("a", META["optimizers"]), ("b", other)):
+        record(tmp_path / "many" / name, optimizers=optimizers)
+    code, out, err = command(capsys, tmp_path / "many", tmp_path / "many" / "a")
+    assert (code, out) == (2, "") and "a has runs of several settings" in err and "optimizers.optimizer.class" in err
+    assert command(capsys, tmp_path / "many", tmp_path / "many", "--run", "a")[0] == 0
+
+
+def test_what_cannot_be_read_is_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "1700000000000.host.1.tbnum").write_bytes(b"no log at all" * 1000)
+    code, _, err = command(capsys, tmp_path / "a", tmp_path / "b")
+    assert code == 2 and "nothing of the run" in err and err.count("\n") == 1
+    LogWriter(tmp_path / "empty", columns=step_columns({"optimizer": 1}), meta=META).close()
+    assert main(["export", str(tmp_path / "empty"), "--reference", str(tmp_path / "reference")]) == 2
+    assert "has no step to compare with" in capsys.readouterr().err
+
+
 def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="columns has 'step_hash', which is no number"):
+        tbnum.diff([], [], columns=["loss", "step_hash"])
     with pytest.raises(ValueError, match="rtol is -1"):
         tbnum.diff([], [], rtol=-1)
     with pytest.raises(ValueError, match="by is 'x'"):

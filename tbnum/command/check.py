@@ -10,23 +10,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tbnum.command.inputs import UnusableInput, add_since, begin_of, one_by_one, rate, runs_of
+from tbnum.command.inputs import NoStepSince, Since, UnusableInput, add_since, begin_of, of_each, rate, runs_of
 from tbnum.command.output import STYLES, print_line
 from tbnum.command.printing import print_finding
 from tbnum.explain import Finding
 from tbnum.explain.finding import OF_THE_RUN, steps_of
-from tbnum.explain.record import attempts, is_scalar_log
+from tbnum.explain.record import Record, attempts, is_scalar_log
 from tbnum.explain.summary import step_count
 from tbnum.explain.totals import skipped_steps
-from tbnum.explain.words import count_text, share_text
+from tbnum.explain.words import clock_text, count_text, share_text
 from tbnum.export import JSON_VERSION, write_json
 from tbnum.log.reader import Run
 from tbnum.log.schema import SEVERITIES
-from tbnum.report import Report
+from tbnum.report import Report, run_title
 
 __all__ = ["FOUND", "configure", "run"]
 
 FOUND = 1
+UNREAD = 2  # one of the runs, or more: it might have failed
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -41,26 +42,44 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     grave = _grave(arguments.fail_on, arguments.max_severity)
-    results = [_judge(name, run, arguments, grave) for name, run in one_by_one(runs_of(arguments))]
-    passed = all(result.passed for result in results)
+    results, all_read = of_each(runs_of(arguments), lambda name, run: _judge(name, run, arguments, grave))
+    passed = all_read and all(result.passed for result in results)
     if arguments.json:
         runs = [result.as_json() for result in results]
         write_json(sys.stdout, {"version": JSON_VERSION, "passed": passed, "runs": runs})
     else:
         with _whole_even_if_unread():
             _print(results)
-    return 0 if passed else FOUND
+    return 0 if passed else FOUND if all_read else UNREAD
 
 
 @dataclasses.dataclass(frozen=True)
 class _Result:
     run: str
+    title: str
     steps: int
     attempts: int
     skipped_steps: int | None  # None: unknown
     inferred: bool
     findings: Sequence[Finding]
     events_alone: int  # as grave, in a run without a finding
+
+    @staticmethod
+    def of(
+        name: str, run: Run, found: Sequence[Finding], record: Record | None = None, events_alone: int = 0
+    ) -> _Result:
+        """Of the part `record` of a run; None: all of it."""
+        part = run if record is None else record
+        return _Result(
+            run=name,
+            title=run_title(name, run),
+            steps=step_count(part),
+            attempts=attempts(part),
+            skipped_steps=skipped_steps(part),
+            inferred=is_scalar_log(part),
+            findings=found,
+            events_alone=events_alone,
+        )
 
     @property
     def passed(self) -> bool:
@@ -79,7 +98,13 @@ class _Result:
 
 
 def _judge(name: str, run: Run, arguments: argparse.Namespace, grave: int) -> _Result:
-    report = Report.of(name, run, begin_of(run, arguments.since) if step_count(run) else None)
+    try:
+        begin = begin_of(run, arguments.since) if step_count(run) else None
+    except NoStepSince:
+        if arguments.since.wall_time is None or run.totals.ended is not None or is_scalar_log(run):
+            raise
+        return _Result.of(name, run, [_stopped(run, arguments.since)])
+    report = Report.of(name, run, begin)
     total, skipped = step_count(report.record), skipped_steps(report.record)
     found = [finding for finding in report.findings if _fails(finding, grave)]
     allowed = arguments.max_skip_rate
@@ -89,7 +114,7 @@ def _judge(name: str, run: Run, arguments: argparse.Namespace, grave: int) -> _R
         elif skipped / attempts(report.record) > allowed:
             found.append(_skip_rate_finding(report, skipped, allowed))
     alone = 0 if found else sum(SEVERITIES.index(event.severity) >= max(grave, 1) for event in report.events)
-    return _Result(name, total, attempts(report.record), skipped, is_scalar_log(report.record), found, alone)
+    return _Result.of(name, run, found, record=report.record, events_alone=alone)
 
 
 def _fails(finding: Finding, grave: int) -> bool:
@@ -120,6 +145,19 @@ _SKIPS_UNKNOWN = Finding(
 )
 
 
+def _stopped(run: Run, since: Since) -> Finding:
+    """Of a run that has not ended and makes no steps: nothing else would say so."""
+    last, clock = run.totals.last_step, clock_text(run.totals.last_wall_time, "%Y-%m-%d %H:%M:%S")
+    return Finding(
+        "no_step_since",
+        "error",
+        f"No step since {since.text}",
+        f"The run has not ended, and its last step, {last}, was at {clock}: it hangs, or was killed.",
+        "Look at its process. If the run is over, leave it out with --run NAME of another, or move its folder.",
+        OF_THE_RUN,
+    )
+
+
 def _skip_rate_finding(report: Report, skipped: int, allowed: float) -> Finding:
     total = attempts(report.record)
     evidence = f"{skipped:,} of {total:,} steps ({share_text(skipped, total)}), allowed are {100 * allowed:g} %."
@@ -136,7 +174,7 @@ def _print(results: Sequence[_Result]) -> None:
         if result.inferred:
             share += ", inferred from TensorBoard scalars"
         verdict = ("ok    ", "green") if result.passed else ("FAILED", STYLES["error"])
-        print_line(verdict, f"  {result.run}  ({count_text(result.steps, 'step')}, {share})")
+        print_line(verdict, f"  {result.title}  ({count_text(result.steps, 'step')}, {share})")
         for finding in result.findings:
             print_finding(finding, "        ")
         if result.events_alone:

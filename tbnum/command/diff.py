@@ -7,7 +7,7 @@ import math
 import sys
 
 from tbnum.command.check import FOUND
-from tbnum.command.inputs import UnusableInput, runs_in
+from tbnum.command.inputs import UnusableInput, runs_in, usable
 from tbnum.command.output import opened, print_line, print_wrapped
 from tbnum.compare import Difference, diff
 from tbnum.compare.difference import BY, compared, rows_of
@@ -77,7 +77,7 @@ def _group(folder: str, arguments: argparse.Namespace) -> list[Run]:
     runs = runs_in(folder, arguments.map, arguments.run)
     for name, run in runs.items():
         run.name = name
-    return list(runs.values())
+    return [usable(run) for run in runs.values()]
 
 
 def _print(found: Difference) -> None:

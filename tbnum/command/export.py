@@ -65,6 +65,8 @@ def _write_reference(run: Run, folder: str) -> None:
     try:
         write_reference(run, folder)
     except OSError as error:
+        raise UnusableInput(error.strerror or str(error)) from None
+    except ValueError as error:
         raise UnusableInput(str(error)) from None
     print_line(f"wrote {folder}")
 

@@ -8,9 +8,10 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -22,13 +23,16 @@ from tbnum.explain.words import terminal_text
 from tbnum.log.logdir import ADVICE, read
 from tbnum.log.reader import Run
 from tbnum.log.tags import checked_mapping
+from tbnum.report import run_title
 
 __all__ = [
+    "NoStepSince",
     "Since",
     "UnusableInput",
     "add_since",
     "begin_of",
     "listed",
+    "of_each",
     "one_by_one",
     "one_run",
     "positive_seconds",
@@ -42,6 +46,13 @@ __all__ = [
 
 class UnusableInput(Exception):
     """What the user gave cannot be worked with. The message says what, and what to do."""
+
+
+class NoStepSince(UnusableInput):
+    """The run ended before the part of it that was asked for."""
+
+
+Looked = TypeVar("Looked")
 
 
 # -- folders and runs --------------------------------------------------------------------------------------------------
@@ -123,10 +134,43 @@ def usable(run: Run) -> Run:
         nothing = not step_count(run) and not run.raw_events
         problems = run.problems
     except (OSError, ValueError) as error:
-        raise UnusableInput(f"cannot read the run {run.name!r}: {error}") from None
+        raise UnusableInput(f"cannot read the run {_title(run)!r}: {error}") from None
     if nothing and problems:
-        raise UnusableInput(f"nothing of the run {run.name!r} can be read: {problems[0]}")
+        raise UnusableInput(f"nothing of the run {_title(run)!r} can be read: {problems[0]}")
     return run
+
+
+def _title(run: Run) -> str:
+    return run_title(run.name, run)
+
+
+def of_each(runs: Mapping[str, Run], look: Callable[[str, Run], Looked]) -> tuple[list[Looked], bool]:
+    """What `look` makes of each run, and whether all of them could be read.
+
+    Of several, one that cannot be read, or has no step since the time that was asked for, hides no other: standard
+    error names it. UnusableInput where none is left.
+    """
+    found: list[Looked] = []
+    unread: list[UnusableInput] = []
+    before: list[UnusableInput] = []
+    for name, run in one_by_one(runs, check=False):
+        try:
+            found.append(look(name, usable(run)))
+        except NoStepSince as error:
+            before.append(error)
+        except UnusableInput as error:
+            unread.append(error)
+    if not found:
+        raise unread[0] if unread else UnusableInput(f"{before[0]}: give an earlier --since")
+    if before:
+        print(f"tbnum: {before[0]}{_and_others(len(before))}; left out", file=sys.stderr)
+    for reason in unread:
+        print(f"tbnum: {reason}", file=sys.stderr)
+    return found, not unread
+
+
+def _and_others(count: int) -> str:
+    return f", nor have {count - 1:,} others" if count > 2 else ", nor has another" if count == 2 else ""
 
 
 def one_by_one(runs: Mapping[str, Run], *, check: bool = True) -> Iterator[tuple[str, Run]]:
@@ -188,10 +232,10 @@ def begin_of(run: Run, since: Since | None) -> int | None:
     if since.step is not None:
         begin = since.step
     else:
-        row = int(np.searchsorted(steps.get("wall_time", np.empty(0)), since.wall_time or 0.0))
-        begin = int(steps["step"][row]) if row < step_count(run) else -1
+        rows = np.flatnonzero(steps.get("wall_time", np.empty(0)) >= (since.wall_time or 0.0))  # clocks are set back
+        begin = int(steps["step"][rows[0]]) if len(rows) else -1
     if not step_count(run) or not 0 <= begin <= int(steps["step"][-1]):
-        raise UnusableInput(f"the run {run.name!r} has no step since {since.text}: give an earlier --since")
+        raise NoStepSince(f"the run {_title(run)!r} has no step since {since.text}")
     return begin
 
 

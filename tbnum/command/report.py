@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tbnum import report_page
-from tbnum.command.inputs import UnusableInput, add_since, begin_of, one_by_one, runs_of
+from tbnum.command.inputs import UnusableInput, add_since, begin_of, of_each, runs_of
 from tbnum.command.output import opened
 from tbnum.command.printing import print_report, print_runs
 from tbnum.explain.summary import worth_reading
@@ -14,6 +14,8 @@ from tbnum.export import JSON_VERSION, write_json
 from tbnum.report import Report
 
 __all__ = ["configure", "run"]
+
+UNREAD = 2  # one of the runs, or more
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -25,7 +27,7 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     runs = runs_of(arguments)
-    reports = [Report.of(name, run, begin_of(run, arguments.since)) for name, run in one_by_one(runs)]
+    reports, all_read = of_each(runs, lambda name, run: Report.of(name, run, begin_of(run, arguments.since)))
     logdir = " ".join(arguments.logdir)
     if arguments.json:
         summaries = [report.as_json() for report in reports]
@@ -39,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UnusableInput(f"cannot write {arguments.html!r}: {error.strerror or error}") from None
     else:
         _print(reports, logdir)
-    return 0
+    return 0 if all_read else UNREAD
 
 
 def _print(reports: list[Report], logdir: str) -> None:

@@ -99,6 +99,8 @@ def _or(value: float, otherwise: float) -> float:
 def _now(run: Run) -> str:
     totals, losses = run.totals, run.steps.get("loss")
     skipped = "unknown" if totals.skipped_steps is None else f"{totals.skipped_steps:,} of {totals.steps:,}"
+    if totals.last_step is None:
+        return "no step yet"
     text = f"step {totals.last_step}  skipped {skipped}"
     if losses is not None and len(losses) and not math.isnan(losses[-1]):
         text += f"  loss {number_text(float(losses[-1]))}"

@@ -10,9 +10,9 @@ import numpy as np
 from tbnum.log.columns import StepColumn
 from tbnum.log.schema import measured
 
-__all__ = ["Aligned", "Rows", "aligned", "known_rows", "shared", "shared_names"]
+__all__ = ["NO_NUMBERS", "Aligned", "Rows", "aligned", "known_rows", "shared", "shared_names"]
 
-_NO_NUMBERS = ("step", "wall_time", "step_hash", "batch_hash")
+NO_NUMBERS = ("step", "wall_time", "step_hash", "batch_hash")
 
 
 Rows: TypeAlias = "slice | np.ndarray"
@@ -49,7 +49,7 @@ def aligned(
     if until is not None:
         within = slice(0, int(np.searchsorted(step, until, side="right")))
         step, first, second = step[within], _picked(first, within), _picked(second, within)
-    both = tuple(name for name in a if name in b and StepColumn.parse(name).name not in _NO_NUMBERS)
+    both = tuple(name for name in a if name in b and StepColumn.parse(name).name not in NO_NUMBERS)
     return Aligned(step, (first, second), both if columns is None else columns)
 
 

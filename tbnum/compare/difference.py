@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tbnum.compare.align import Aligned, aligned, shared, shared_names
+from tbnum.compare.align import NO_NUMBERS, Aligned, aligned, shared, shared_names
 from tbnum.compare.bits import Bits, Depth, compare_bits
 from tbnum.compare.distance import Distance, differing, distance
 from tbnum.compare.noise import Verdict
@@ -28,6 +28,8 @@ __all__ = ["BY", "Compared", "Difference", "EventsApart", "compared", "diff", "r
 BY = ("step", "updates", "samples")
 OF_TENSORS = " of tensors"
 """Behind the name of a statistic in `seen_in`: it is one of single tensors."""
+_OF_ONE_SETTING = ("optimizers", "scaler", "parameters")
+"""Settings in which runs that are taken for seeds may not differ."""
 _TENSOR_COLUMNS = ("grad_norm", "param_norm")
 _READ = 'tbnum.read("runs")["gpt"] gives the run in runs/gpt'
 
@@ -187,6 +189,9 @@ def _check(rtol: Any, atol: Any, columns: Any, until: Any, by: Any) -> None:
     if columns is not None and (isinstance(columns, str) or not columns):
         hint = f"[{columns!r}]" if columns else "None, for all of them"
         raise ValueError(f"columns is {columns!r}; give a list of names, as {hint}.")
+    for name in columns or ():
+        if name in NO_NUMBERS:
+            raise ValueError(f"columns has {name!r}, which is no number to compare; give others, as loss or grad_norm.")
     if until is not None and (isinstance(until, bool) or not isinstance(until, (int, np.integer))):
         raise ValueError(f"until is {until!r}; it has to be the number of a step, or None for the last one.")
     if by not in BY:
@@ -207,6 +212,13 @@ def _as_group(runs: Compared | Sequence[Compared], what: str, at_least: int = 1)
         if not hasattr(run, "checksums"):
             way = "give its values, as list(runs.values())" if isinstance(run, Mapping) else _READ
             raise TypeError(f"{what} is {type(run).__name__} ({run!r:.80}), and not a run: {way}.")
+    for run in group[1:]:
+        apart = [each for each in settings_apart(group[0].meta, run.meta) if each.name.startswith(_OF_ONE_SETTING)]
+        if apart:
+            raise ValueError(
+                f"{what} has runs of several settings: {group[0].name!r} and {run.name!r} differ in {apart[0].name}; "
+                "give runs that differ by their seed alone, or one run."
+            )
     return group
 
 

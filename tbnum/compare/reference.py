@@ -23,12 +23,14 @@ def write_reference(run: Run, folder: str | os.PathLike[str]) -> Path:
     """Writes what `tbnum diff` compares: steps, settings, norms and checksums of tensors, no event and no histogram.
 
     A third of a kilobyte a step and 10 bytes a checksum. Gives the record's path. FileExistsError where `folder` has a
-    file in it: two records in one folder would be read as one run that was resumed.
+    file in it: two records in one folder would be read as one run that was resumed. ValueError where there is no step.
     """
     folder = Path(folder)
     if folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{str(folder)!r} is not empty: give a folder of its own to the reference")
     steps = run.steps
+    if not len(steps.get("step", ())):
+        raise ValueError(f"the run {run.name!r} has no step to compare with: give one that has.")
     recorded = {key: value for key, value in run.meta.items() if key in _RECORDED}
     log = LogWriter(folder, columns=tuple(steps), meta={**recorded, "first_step": int(steps["step"][0])})
     log.append_steps(list(zip(*(values.tolist() for values in steps.values()), strict=True)))
