@@ -10,7 +10,7 @@ import numbers
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -120,7 +120,16 @@ def checked_modules(model: Any, optimizers: Mapping[str, torch.optim.Optimizer])
             f"model ({kinds}) shares no parameter with the optimizer, so it cannot name its tensors; pass the model "
             "that the optimizer was built from (and build the optimizer after the model was moved or converted)."
         )
-    return modules
+    return {path: each for name, module in modules.items() for path, each in _called(name, module)}
+
+
+def _called(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """In place of a ModuleList or ModuleDict what it holds: one made for this call alone is gone after it."""
+    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)) or type(module).forward is not nn.Module.forward:
+        yield name, module
+        return
+    for child, each in module.named_children():
+        yield from _called(f"{name}.{child}" if name else child, each)
 
 
 def checked_config(config: Any) -> dict[str, Any]:

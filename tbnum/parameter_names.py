@@ -22,6 +22,12 @@ class ParameterNames:
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], modules: Mapping[str, nn.Module]) -> None:
         self._modules = {name: weakref.ref(module) for name, module in modules.items()}
+        # A module that was made for the call of `wrap` alone is gone after it, and its parameters are not.
+        self._first = [
+            (weakref.ref(parameter), name)
+            for prefix, module in modules.items()
+            for name, parameter in named_parameters(prefix, module)
+        ]
         self._optimizers = {name: weakref.ref(optimizer) for name, optimizer in optimizers.items()}
 
     def with_shapes(self) -> dict[str, list[int]] | None:
@@ -79,6 +85,9 @@ class ParameterNames:
             module = ref()
             for name, parameter in () if module is None else named_parameters(prefix, module):
                 known.setdefault(id(parameter), name)
+        for first, name in self._first:
+            if (there := first()) is not None:
+                known.setdefault(id(there), name)
         label = f"{optimizer}." if len(self._optimizers) > 1 else ""
         names = [
             known.get(id(parameter)) or f"{label}group{number}.param{place}"

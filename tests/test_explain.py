@@ -637,3 +637,15 @@ def test_where_most_steps_are_skipped_it_is_a_warning_whatever_each_was_for():
     assert {event.cause for event in skips(events)} == {"scale_warmup"}
     found = {finding.rule: finding for finding in findings(loop.run(), events)}
     assert found["skip_rate"].severity == "warning" and found["skip_rate"].title == "Most steps were skipped"
+
+
+@pytest.mark.parametrize(("following", "severity"), [((1.0, 1.0), "warning"), ((1.0, 26.0), "info")])
+def test_an_early_skip_is_not_blamed_on_a_batch_whose_loss_others_have_too(following: tuple[float, ...], severity: str):
+    """Tasks that take turns: a single loss before it is no measure."""
+    loop = Loop(scale=2.0**16)
+    loop.step(overflow=True)
+    loop.step(loss=1.0)
+    loop.step(loss=27.0, overflow=True)
+    for at in range(40):
+        loop.step(loss=following[at % 2])
+    assert skips(explain_run(loop.run()))[-1].severity == severity

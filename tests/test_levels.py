@@ -778,3 +778,42 @@ def test_of_a_loss_in_a_short_run_or_of_skipped_steps_nothing_is_said_about_zero
     loss[-COUNT // 4 :] = -9.0
     skipped = loss < 0
     assert "loss_below_zero" not in reported(columns(COUNT, loss=loss, skipped=skipped))
+
+
+@pytest.mark.parametrize(
+    ("early", "end", "severity"), [(8.0, 1.0, "info"), (8.0, 9.0, "warning"), (90.0, 1.0, "warning")]
+)
+def test_parameters_that_grew_as_the_loss_fell_did_no_harm_however_single_losses_scatter(
+    early: float, end: float, severity: str
+):
+    """Batches of one, of a linear model that starts at nothing: each loss is as high as any."""
+    at = STEP % 50 == 0
+    norm, change = np.full(COUNT, NAN), np.full(COUNT, NAN)
+    norm[at], change[at] = 4.2, 0.01
+    norm[0], change[0] = 0.6, 0.45
+    level = np.interp(STEP, [0, 8, 300, COUNT], [8.0, early, end, end])
+    loss = level * np.random.default_rng(2).lognormal(0, 0.8 if early == 8.0 else 0.2, COUNT)
+    assert reported(columns(COUNT, loss=loss, param_norm=norm, update_norm=change))["update_ratio_high"].severity == (
+        severity
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "severity"), [(100.0, 30.0, "info"), (30.0, 30.0, "warning"), (1.0, 30.0, "warning")]
+)
+def test_another_objective_has_another_size_of_gradients(loss: float, norm: float, severity: str):
+    """A loss that is not divided any more is no other objective: its gradients change as it does."""
+    random, now = np.random.default_rng(0), STEP >= 2000
+    steps = columns(COUNT, loss=0.02 * random.lognormal(0, 0.05, COUNT) * np.where(now, loss, 1.0))
+    steps["grad_norm"] = 0.02 * random.lognormal(0, 0.2, COUNT) * np.where(now, norm, 1.0)
+    found = reported(steps)["norm_level"]
+    assert found.severity == severity
+    assert ("the loss jumped there as well" in found.evidence) == (severity == "info")
+
+
+def test_gradients_of_another_size_that_make_the_loss_jump_are_no_other_objective():
+    """The step with the first of them has its usual loss yet."""
+    random = np.random.default_rng(0)
+    steps = columns(COUNT, loss=random.lognormal(0, 0.05, COUNT) * np.where(STEP > 2000, 3.0, 1.0))
+    steps["grad_norm"] = random.lognormal(0, 0.2, COUNT) * np.where(STEP >= 2000, 8.0, 1.0)
+    assert reported(steps)["norm_level"].severity == "warning"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +126,38 @@ def test_without_a_model_a_replay_is_refused(tmp_path: Path) -> None:
     monitor = tbnum.wrap(OPTIMIZERS["SGD"](model.parameters()), logdir=tmp_path)
     with monitor, pytest.raises(ValueError, match="model"):
         monitor.replay(lambda: None)
+
+
+@pytest.mark.parametrize("container", [lambda *parts: nn.ModuleList(parts), lambda *parts: nn.Sequential(*parts)])
+def test_models_put_together_for_the_call_alone_name_their_parameters_for_good(
+    tmp_path: Path, container: Callable[..., nn.Module]
+) -> None:
+    """Nobody but that call has held the container."""
+    first, second = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = {name: torch.optim.SGD(each.parameters(), 0.1) for name, each in (("a", first), ("b", second))}
+    monitor = tbnum.wrap(optimizers, model=container(first, second), logdir=tmp_path, tensor_interval=2)
+    gc.collect()
+    for _ in range(4):
+        second(first(torch.ones(2, 4))).sum().backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+    monitor.close()
+    steps, names, _ = run_of(tmp_path).tensors["grad_norm"]
+    assert len(steps) and names == ("0.weight", "0.bias", "1.weight", "1.bias")
+
+
+def test_a_module_list_stands_for_what_it_holds_which_lives_on_without_it(tmp_path: Path) -> None:
+    first, second = Layers(), nn.Linear(8, 1)
+    parameters = [*first.parameters(), *second.parameters()]
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    both = nn.ModuleDict({"body": first, "heads": nn.ModuleList([second])})
+    options = {"activations": ["body.first", "heads.*"], "tensor_interval": 1}
+    monitor = tbnum.wrap(optimizer, model=both, logdir=tmp_path, **options)
+    del both
+    gc.collect()
+    second(first(torch.ones(2, 8))).sum().backward()
+    optimizer.step()
+    monitor.close()
+    _, names, _ = run_of(tmp_path).tensors["activation_absmax"]
+    assert set(names) >= {"body.first/output", "heads.0/output"}

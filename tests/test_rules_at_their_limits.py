@@ -445,11 +445,12 @@ def test_first_steps_that_brought_the_loss_down_at_once_are_an_information() -> 
         return severity(levels.first_updates, View(loss=values, **columns, **more))
 
     assert found(1.0, 0.9, 0.5) == "info" and found(1.0, 1.5, 0.5) == "info"
-    assert found(1.0, 1.51, 0.5) == "warning"  # it rose first
+    assert found(1.0, *[1.51] * 30, 0.5) == "warning" and found(1.0, *[1.5] * 30, 0.5) == "info"  # it rose first
+    assert found(1.0, 1.51, 0.5) == "info"  # one loss is chance
     assert found(1.0, 0.9, 0.51) == "warning"  # it did not come down by half
     of_many = {"optimizers": {"main": {"class": "LBFGS"}}}
-    assert found(1.0, 9.0, 0.9, meta=of_many) == ""
-    assert found(1.0, 9.0, 0.9, meta={"optimizers": {"main": {"class": "Adam"}}}) == "warning"
+    assert found(1.0, *[9.0] * 30, 0.9, meta=of_many) == ""
+    assert found(1.0, *[9.0] * 30, 0.9, meta={"optimizers": {"main": {"class": "Adam"}}}) == "warning"
 
 
 def test_parameters_that_start_at_zero_have_no_size_that_a_step_could_rewrite() -> None:

@@ -352,3 +352,37 @@ def test_a_loss_that_doubles_is_seen_over_however_many_steps(over: int):
         loss = usual * (1 + 4 * np.exp(-step / (count / 15)) + np.clip((step - count // 3) / over, 0, 1))
         loss += usual * random.choice([0.02, 0.1, 0.25]) * random.standard_normal(count)
         assert reported(columns(count, loss=loss))["loss_rose"].severity == "warning", seed
+
+
+def test_tasks_that_take_turns_have_no_spikes_though_one_of_them_is_seen_less():
+    """Skips at first, of the task with the longer gradients: the window that is usual holds more of the other."""
+    random = np.random.default_rng(0)
+    number = np.arange(800)
+    steps = columns(800)
+    steps["loss"] = np.where(number % 2, 2.2, 8 + 16 * np.exp(-number / 80)) * random.lognormal(0, 0.05, 800)
+    steps["grad_norm"] = np.where(number % 2, 0.5, 20.0) * random.lognormal(0, 0.2, 800)
+    steps["skipped"][[0, 2, 4, 6]] = True
+    assert not spikes(steps)
+    steps["loss"][500:503] = 90.0
+    assert [event.step for event in spikes(steps)] == [500]
+
+
+def test_a_sum_of_losses_against_each_other_that_stays_high_is_an_information_unless_it_is_far_off():
+    random = np.random.default_rng(0)
+    critic, generator = (0.05 * random.standard_normal(2000) for _ in range(2))
+    for height, severity in ((1.0, "info"), (40.0, "warning")):
+        rise = np.where(np.arange(2000) >= 1500, height, 0.0)
+        parts = {"a/loss": 0.3 + critic + rise, "b/loss": generator}
+        (spike,) = spikes(columns(2000, loss=sum(parts.values()), **parts))
+        assert spike.severity == severity and spike.data["lasting"]
+    # The loss of all, that two optimizers share, is no such sum.
+    whole = 0.3 + critic + np.where(np.arange(2000) >= 1500, 1.0, 0.0)
+    (spike,) = spikes(columns(2000, loss=whole, **{"a/loss": whole, "b/loss": whole}))
+    assert spike.severity == "warning"
+
+
+def test_a_policys_gain_near_zero_that_stays_higher_is_an_information():
+    gain = 0.3 * np.random.default_rng(0).standard_normal(2000)
+    for level, severity in ((-0.5, "info"), (-50.0, "warning")):
+        (spike,) = spikes(columns(2000, loss=level + gain + np.where(np.arange(2000) >= 1500, 16.0, 0.0)))
+        assert spike.severity == severity or spike.data["lasting"], level

@@ -26,6 +26,13 @@ def deviation_of(values: Sequence[float], usual: float) -> float:
     return 1.4826 * median(abs(value - fall * (at - half + 0.5) - usual) for at, value in enumerate(values))
 
 
+def common_of(values: Sequence[float]) -> float:
+    """The eighth highest, once the line of a fall is taken off."""
+    half = len(values) // 2
+    fall = min(median(values[half:]) - median(values[:half]), 0.0) / half
+    return sorted(value - fall * (at - half + 0.5) for at, value in enumerate(values))[-8]
+
+
 def lower_median(values: Sequence[float]) -> float:
     return sorted(values)[7]  # of 16
 
@@ -52,12 +59,13 @@ def wander_of(usual: Sequence[float], steady: Sequence[float], blocks: Sequence[
 
 def by_definition(values: Sequence[float], limits: Limits) -> list[Found]:
     count = len(values)
-    usual, deviation, highest, blocks = [], [], [], []
+    usual, deviation, highest, common, blocks = [], [], [], [], []
     for begin in range(0, count - 64, 32):
         window = values[begin : begin + 64]
         usual.append(median(window))
         deviation.append(deviation_of(window, usual[-1]))
         highest.append(max(window) - usual[-1])
+        common.append(common_of(window) - usual[-1])
         block = list(values[begin + 64 : begin + 96])
         blocks.append(block + [-INF] * (32 - len(block)))
     wander = wander_of(usual, [lately(deviation, window) for window in range(len(usual))], blocks)
@@ -68,19 +76,20 @@ def by_definition(values: Sequence[float], limits: Limits) -> list[Found]:
     steady = [max(each) for each in zip(steady, deviation, strict=True)]
     high, stayed, alone = [False] * count, [False] * count, [False] * count
     for window, (block, middle, width) in enumerate(zip(blocks, usual, deviation, strict=True)):
-        least, small = limits.share * abs(middle), limits.small * abs(middle)
+        least, small = (max(share * abs(middle), common[window]) for share in (limits.share, limits.small))
         for at, value in enumerate(block):
             place, above = 64 + 32 * window + at, value - middle
             if place >= count:
                 break
-            high[place] = above > max(limits.deviations * width, least)
-            alone[place] = above > max(limits.alone * width, least)
             half = at // 16 * 16
             level = lower_median(block[half : half + 16]) - middle
             errors = 8.0 * 1.2533 * math.sqrt(1 / 16 + 1 / 64)
             limit = max(max(errors, 8.0 * wander) * steady[window], least)
             limit = min(limit, max(max(5.0, 8.0 * wander) * steady[window], small))
             stayed[place] = not math.isnan(wander) and level > limit and above > limit
+            highest_usual = max(least, 2 * common[window])
+            high[place] = above > max(limits.deviations * width, highest_usual)
+            alone[place] = above > max(limits.alone * width, highest_usual)
     found: list[Found] = []
     last = -INF
     for place in range(count):

@@ -15,6 +15,7 @@ from tbnum.explain.thresholds import (
     BACKWARD_LARGEST_OF_SOME,
     EITHER_SHARE,
     LOSS_AS_ANY,
+    OUTLYING_LOSS,
     OVERFLOWING_NORMS,
     SPOILED_NORMS,
     SPOILED_NORMS_ALONE,
@@ -67,6 +68,12 @@ class Batch:
             and not loss_stands_out(self.loss, self.recent)
             and loss_is_within(self.loss, self.recent)
         )
+
+    @property
+    def loss_is_alone(self) -> bool:
+        """Whether no loss of a step before it, or right after it, is at least a third of it. False without any."""
+        others = [*self.recent, *self._past.next_losses(self._event.step)]
+        return bool(others) and not any(OUTLYING_LOSS * abs(loss) >= self.loss for loss in others)
 
     @property
     def loss_is_high(self) -> bool:

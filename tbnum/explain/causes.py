@@ -263,10 +263,8 @@ def _at_edge(case: Case) -> bool:
 
 def _finds_its_height(case: Case) -> bool:
     """Whether a first scale is too high, which a few steps had passed: nothing else was wrong with this one."""
-    skip, loss = case.skip, case.facts.loss
-    usual = not math.isnan(loss) and not loss > OUTLYING_LOSS * abs(
-        skip.recent_loss
-    )  # than which none is known at first
+    skip = case.skip
+    usual = not math.isnan(case.facts.loss) and not skip.loss_is_alone
     return skip.cause == "bad_batch" and skip.early and skip.injected is None and usual
 
 

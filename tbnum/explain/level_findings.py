@@ -11,8 +11,10 @@ import numpy as np
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.record import optimizer_settings
 from tbnum.explain.rows import norms_around
+from tbnum.explain.spikes import SURROGATE, losses_of_their_own
 from tbnum.explain.thresholds import (
     ADDED_WITHIN,
+    BASELINE,
     BEFORE,
     GREW_AT_ONCE,
     LEARNED,
@@ -26,6 +28,7 @@ from tbnum.explain.thresholds import (
     ROSE_SHARE,
     ROSE_WINDOW,
     ROSE_WINDOWS,
+    SLOW_BACK,
     STARTED_SMALL,
     VANISHED,
     WEIGHTS_GREW,
@@ -55,14 +58,18 @@ STEADY = 3
 """A jump is this many times (on a log scale) what the blocks before it differ by."""
 ENLARGED = 1.5
 """Times that what the optimizer gets is longer than what backward made, above which the loop multiplied it."""
-SURROGATE = 0.2
-"""Scatter of single losses, as a share of a level below zero, above which that level is near zero."""
 BELOW_TIMES = 10.0
 """Times as far below zero as at first that a loss went, that began there."""
+TOGETHER = 1.5
+"""Within which factor a loss and its gradients change together."""
 BENDS = 16
 """Bends of a curve of medians that show how levels wander: of fewer, most may be the trend's."""
 BEND_LEAST = 8
 """Losses that such a median is of, at the least."""
+BLOCKS_OF_LOSSES = 4
+"""Levels of the loss, at the least, that show whether it rose while the parameters grew."""
+BY_CHANCE = 3.0
+"""Robust deviations of single losses that the first one may lie from its level."""
 WINDOWS = 2000
 """Of a long run: then they lie further apart."""
 
@@ -117,8 +124,7 @@ def _is_surrogate(view: RunView, levels: _Levels, lowest_at: int) -> bool:
     low = float(levels.median[lowest_at])
     if low < 0 and float(levels.scatter[lowest_at]) > SURROGATE * -low:
         return True
-    losses = [values for column, values in columns_named(view.steps, "loss") if column.optimizer is not None]
-    return len(losses) > 1 and not all(np.array_equal(losses[0], values, equal_nan=True) for values in losses[1:])
+    return len(losses_of_their_own(view.record)) > 1
 
 
 def loss_below_zero(view: RunView) -> Iterator[Finding]:
@@ -246,7 +252,8 @@ def norm_level(view: RunView) -> Iterator[Finding]:
         place = _new_level(norms[rows])
         if place is None:
             continue
-        at, before, after = place
+        at = place[0]  # a block may hold some of both
+        before, after = (float(np.median(norms[part])) for part in (rows[max(0, at - BLOCK) : at], rows[at:][:BLOCK]))
         row = int(rows[at])
         step = int(view.number[row])
         if _lr_moved(view, column.beside("lr"), row):
@@ -268,6 +275,9 @@ def norm_level(view: RunView) -> Iterator[Finding]:
             remedy = (
                 "Fine where parameters were frozen or unfrozen on purpose. Else look at what parts them from the loss."
             )
+        elif _is_another_loss(view, row, after / before):
+            more = "; the loss jumped there as well"
+            remedy = "Fine where the objective or the data changed on purpose. Else look at what changed in them."
         elif blow is not None:
             more = f"; {blow[1]} at step {blow[0]:,}"
             remedy = f"Look at step {blow[0]:,} and those before it: the parameters are others since."
@@ -291,6 +301,23 @@ def _blow(view: RunView, rows: np.ndarray, norms: np.ndarray, at: int, high: flo
         return spikes[0], "the loss had jumped"
     longest = int(recent[int(np.argmax(norms[recent]))])
     return (int(view.number[longest]), "a gradient was far longer") if norms[longest] > high else None
+
+
+def _is_another_loss(view: RunView, row: int, times: float) -> bool:
+    """Whether the loss jumped with the norm, and stayed high for a while, by another factor than the norm.
+
+    In the very step: what gradients do to a loss shows in the next. And a loss that is not divided any more takes its
+    gradients along.
+    """
+    step = int(view.number[row])
+    if not any(abs(spike.step - step) <= 2 and (spike.back_after or BASELINE) > SLOW_BACK for spike in view.spikes):
+        return False
+    loss = view.steps.get("loss", np.full(len(view.number), np.nan))
+    parts = [part[np.isfinite(part)] for part in (loss[max(0, row - BLOCK) : row], loss[row : row + BLOCK_LEAST])]
+    if not all(map(len, parts)):
+        return False
+    low, high = (float(np.median(part)) for part in parts)
+    return bool(loss[row] > (low + high) / 2 and not (low > 0 and times / TOGETHER <= high / low <= times * TOGETHER))
 
 
 def _others_take_part(view: RunView, optimizer: str | None, step: int, times: float) -> bool:
@@ -499,13 +526,21 @@ def _learned(view: RunView) -> bool:
 
 
 def _fell_at_once(view: RunView, row: int) -> bool:
-    """Whether the loss fell by half, and was not above its first while the parameters grew: no harm was done."""
+    """Whether the loss fell by half, and was not above its first while the parameters grew: no harm was done.
+
+    Not single losses, but levels: those of small batches, or with heavy tails, scatter by more.
+    """
     loss = view.steps.get("loss", np.empty(0))
-    meanwhile, last = loss[: row + 1], loss[np.isfinite(loss)][-BLOCK_LEAST:]
+    meanwhile, last = loss[: row + 1], loss[np.isfinite(loss)][-BLOCK:]
     meanwhile = meanwhile[np.isfinite(meanwhile)]
-    if len(meanwhile) < BLOCK_LEAST or not meanwhile[0] > 0:
+    size = min(BLOCK, len(meanwhile) // BLOCKS_OF_LOSSES)
+    if size < 2 or not meanwhile[0] > 0:
         return False
-    return bool(meanwhile.max() <= ENLARGED * meanwhile[0] and np.median(last) <= meanwhile[0] / 2)
+    blocks = meanwhile[: len(meanwhile) // size * size].reshape(-1, size)
+    levels = np.median(blocks, axis=1)
+    scatter = 1.4826 * np.median(np.abs(blocks - levels[:, None]), axis=1)
+    rose = (levels > ENLARGED * meanwhile[0]) & (levels - meanwhile[0] > BY_CHANCE * scatter)
+    return bool(np.median(last) <= max(levels[0], meanwhile[0]) / 2 and not rose.any())
 
 
 def weights_grow(view: RunView) -> Iterator[Finding]:

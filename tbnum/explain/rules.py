@@ -69,6 +69,7 @@ class Skip:
     early: bool  # few unskipped steps since the start: the scale may still be finding its height
     in_row: int  # 1 for the first of skips in a row
     recent_loss: float  # median of the recent finite losses
+    loss_is_alone: bool  # those around it, before and after, are far lower
     since: Since | None  # when the parameters became non-finite
     growth_interval: int  # 0: unknown
     injected: str | None  # the note that labels the batch as spoiled on purpose
@@ -218,6 +219,7 @@ class Rules:
             and self._unskipped(at, self._start, self._start_skips, before) < min(self._growth_interval, PROBE_STEPS),
             in_row=row.skips,
             recent_loss=statistics.median(batch.recent) if batch.recent else math.nan,
+            loss_is_alone=batch.loss_is_alone,
             since=since,
             growth_interval=self._growth_interval if self._interval_known else 0,
             injected=injected,

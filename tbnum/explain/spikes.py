@@ -32,7 +32,19 @@ from tbnum.explain.words import as_float
 from tbnum.log.columns import StepColumn, columns_named
 from tbnum.log.schema import Event
 
-__all__ = ["LIMITS", "NEXT", "SPIKES", "Spike", "SpikeFacts", "data_of", "find_spikes", "spike_events", "spikes_in"]
+__all__ = [
+    "LIMITS",
+    "NEXT",
+    "SPIKES",
+    "SURROGATE",
+    "Spike",
+    "SpikeFacts",
+    "data_of",
+    "find_spikes",
+    "losses_of_their_own",
+    "spike_events",
+    "spikes_in",
+]
 
 SPIKES = {"loss_spike": "loss", "grad_norm_spike": "grad_norm"}
 """Kinds of event, and the column that each is about."""
@@ -40,6 +52,10 @@ SPIKES = {"loss_spike": "loss", "grad_norm_spike": "grad_norm"}
 STRIDE = BASELINE // 2  # between two windows: a median is taken once for so many values
 NEXT = 8
 """Values, its own included, that decide whether a value is a spike: `SPIKE_STEPS` of them have to be high."""
+
+COMMON, COMMON_TIMES = 8, 2.0
+"""Of the `BASELINE` values before one so many are high themselves, where tasks take turns, say. A level has to be above
+them, and a single value so many times as far above the usual."""
 
 RARE_WINDOWS, RARE_DEVIATIONS = 16, 4.0
 """Windows whose highest value counts as so many deviations where most values are the same: twice, or four times, as
@@ -63,6 +79,9 @@ LEVEL_VALUES = 16
 
 WANDER_BLOCKS = 256
 """Blocks of which it is worked out how a loss wanders."""
+
+SURROGATE = 0.2
+"""Scatter of single losses, as a share of a level below zero, above which that level is near zero: a policy's gain."""
 
 LATELY = 8
 """Windows before one whose deviation counts for levels as well: noise that is low in one of them alone is not low."""
@@ -95,11 +114,13 @@ class Spike(NamedTuple):
     level: float  # the median of its values
     recurs: bool = False  # one of many blocks, or of a steady rhythm: the order of the data
     noted: bool = False  # somebody noted right before it what changed
+    says_little: bool = False  # the loss is one whose height says little (see `losses_of_their_own` and `SURROGATE`)
 
     @property
     def grave(self) -> bool:
         slow = self.back_after is not None and self.back_after > SLOW_BACK and self.column.name == "loss"
-        return (self.lasting or self.far or slow) and not (self.schedule or self.recurs or self.noted)
+        high = self.far or ((self.lasting or slow) and not self.says_little)
+        return high and not (self.schedule or self.recurs or self.noted)
 
 
 class SpikeFacts(NamedTuple):
@@ -180,10 +201,11 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
     if not deviation.all():
         deviation = np.where(deviation > 0, deviation, _rare(windows, middle)[some, None])
         lately = np.maximum(deviation, lately)
-    above, least = blocks[some] - usual, limits.share * np.abs(usual)
-    high = above > np.maximum(limits.deviations * deviation, least)
-    small = limits.small * np.abs(usual)
+    above, common = blocks[some] - usual, _common(windows[some]) - usual
+    least, small = (np.maximum(share * np.abs(usual), common) for share in (limits.share, limits.small))
     stayed = _stayed(above, lately, least, small, functools.partial(_wander, windows, blocks, middle))
+    least = np.maximum(least, COMMON_TIMES * common)
+    high = above > np.maximum(limits.deviations * deviation, least)
     window, place = np.nonzero(high | stayed)
     at = BASELINE + some[window] * STRIDE + place  # rising
     highest = at[high[window, place]]
@@ -201,6 +223,11 @@ def find_spikes(values: np.ndarray, limits: Limits) -> list[Found]:
             found.append(Found(position, position, float(usual[index, 0]), float(deviation[index, 0]), of_level))
         last = position
     return found
+
+
+def _common(windows: np.ndarray) -> np.ndarray:
+    """(W, 1) what `COMMON` of the values in a window reach."""
+    return np.asarray(np.sort(_without_fall(windows), axis=1)[:, -COMMON, None])
 
 
 def _rare(windows: np.ndarray, middle: np.ndarray) -> np.ndarray:
@@ -304,9 +331,16 @@ def spikes_in(record: Record, name: str) -> list[Spike]:
         places = find_spikes(finite, LIMITS[name])
         if places and name == "loss":
             places = _beyond_parts(record, rows, finite, places)
-        described = [_described(record, column, rows, finite, each) for each in places]
+        says_little = name == "loss" and len(losses_of_their_own(record)) > 1
+        described = [_described(record, column, rows, finite, each, says_little) for each in places]
         found += _with_recurrence(described)
     return found
+
+
+def losses_of_their_own(record: Record) -> list[np.ndarray]:
+    """Losses that several optimizers have of their own: of networks against each other, the sum says little."""
+    losses = [values for column, values in columns_named(record.steps, "loss") if column.optimizer is not None]
+    return losses if any(not np.array_equal(losses[0], each, equal_nan=True) for each in losses[1:]) else losses[:1]
 
 
 def _beyond_parts(record: Record, rows: np.ndarray, loss: np.ndarray, found: list[Found]) -> list[Found]:
@@ -314,7 +348,7 @@ def _beyond_parts(record: Record, rows: np.ndarray, loss: np.ndarray, found: lis
 
     `rows` (N,): where the values of `loss` stand in the record.
     """
-    parts = [values for column, values in columns_named(record.steps, "loss") if column.optimizer is not None]
+    parts = losses_of_their_own(record)
     if len(parts) < 2:
         return found
     with np.errstate(invalid="ignore"):
@@ -349,7 +383,9 @@ def _at_a_period(rows: Sequence[int]) -> bool:
     return bool((off <= max(PERIOD_STEPS, PERIOD_SHARE * apart.min())).all())
 
 
-def _described(record: Record, column: StepColumn, rows: np.ndarray, values: np.ndarray, found: Found) -> Spike:
+def _described(
+    record: Record, column: StepColumn, rows: np.ndarray, values: np.ndarray, found: Found, says_little: bool
+) -> Spike:
     """`rows` (N,): where the `values` stand in the record."""
     at, normal, deviation = found.begin, found.usual, found.deviation
     border = normal + max(BACK_DEVIATIONS * deviation, BACK_SHARE * abs(normal))
@@ -375,7 +411,9 @@ def _described(record: Record, column: StepColumn, rows: np.ndarray, values: np.
     row, peak_row = int(rows[at]), int(rows[found.peak])
     far = far and column.name == "loss" and (back_after is None or back_after > ONE_STEP)
     restarted = _restarted(record, row)
-    return Spike(column, row, peak_row, peak, normal, back_after, lasting, far, restarted, block, level)
+    says_little |= column.name == "loss" and normal < 0 and deviation > SURROGATE * -normal
+    facts = (column, row, peak_row, peak, normal, back_after, lasting, far, restarted, block, level)
+    return Spike(*facts, says_little=says_little)
 
 
 def _end(after: np.ndarray, usual: float) -> int | None:
