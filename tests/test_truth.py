@@ -14,6 +14,7 @@ import torch
 import tbnum
 from benchmarks.truth import harness, noise
 from benchmarks.truth.corpus import FAULTS, HEALTHY, TRUTHS, Case, cases_of, is_held_out
+from benchmarks.truth.loop import Loop
 from benchmarks.truth.verdict import Statement, Truth, had_an_effect, judge, refuted_by, rose, wilson
 
 TRUTH = Truth(("lr_outlier",), near=("loss_spike",), wrong=("bad_batch",), words="learning rate", late=3)
@@ -106,10 +107,16 @@ def test_what_a_fault_may_be_called_is_something_that_is_said() -> None:
     assert not [name for name in sorted(accepted) if f'"{name}"' not in source]
 
 
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_loop_without_its_fault_is_as_long_and_measured_as_often(kind: str) -> None:
+    loop, twin = FAULTS[kind], Case(FAULTS[kind], "gpt", 0, "float32").twin().loop
+    assert issubclass(twin, Loop) and (loop.steps, loop.options) == (twin.steps, twin.options)
+
+
 @pytest.mark.parametrize("kinds", [FAULTS, HEALTHY], ids=["faults", "healthy"])
 def test_no_batch_of_the_corpus_is_empty(kinds: dict[str, Any]) -> None:
     """Its loss would be NaN, or the loop would end: a fault of the benchmark's own."""
-    for case in cases_of(kinds):
+    for case in cases_of(kinds, (0,)):
         loop = case.loop(case.model, case.seed, case.precision)
         for now in range(loop.begin, loop.begin + 200, 25):
             loop.now = now

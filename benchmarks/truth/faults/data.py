@@ -51,20 +51,20 @@ class LabelsShuffledForGood(Mislabeled):
         return float(self.since_fault)
 
 
-@faulty(FOR_GOOD)
-class SomeLabelsWrongForGood(Mislabeled):
-    """A lasting rise that no single step shows."""
-
+class Long(Mislabeled):
     steps = 1000
+
+
+@faulty(FOR_GOOD)
+class SomeLabelsWrongForGood(Long):
+    """A lasting rise that no single step shows."""
 
     def share(self) -> float:
         return 0.15 * self.since_fault
 
 
 @faulty(Truth(("loss_rose",), near=("loss_spike", *RISE), late=700))
-class LabelNoiseGrowsSlowly(Mislabeled):
-    steps = 1200
-
+class LabelNoiseGrowsSlowly(Long):
     def share(self) -> float:
         return min(0.7, max(0, self.now - self.begin) / 1000)
 

@@ -67,6 +67,13 @@ class LearningRateVanishes(Loop):
         return super().learning_rate() * (1e-7 if self.since_fault else 1)
 
 
+class LongAtOneRate(Loop):
+    steps = 1000
+
+    def learning_rate(self) -> float:
+        return super().learning_rate() if self.now < 20 else 0.5
+
+
 @faulty(
     Truth(
         ("lr_outlier", "loss_rose", "loss_spike", "update_ratio_high"),
@@ -75,11 +82,9 @@ class LearningRateVanishes(Loop):
         late=500,
     )
 )
-class LearningRateGrowsSlowly(Loop):
-    steps = 1000
-
+class LearningRateGrowsSlowly(LongAtOneRate):
     def learning_rate(self) -> float:
-        return 0.5 * 1.012 ** max(0, self.now - self.begin) if self.now >= 20 else super().learning_rate()
+        return super().learning_rate() * 1.012 ** max(0, self.now - self.begin)
 
 
 @faulty(Truth(("lr_zero", "update_ratio_low"), least="info", from_start=True), any_difference=True)

@@ -20,6 +20,17 @@ class Half(Loop):
     precisions = ("float16",)
 
 
+class SteadyScale(Half):
+    growth_interval = 2000
+
+
+class UnscaledByItsStep(Half):
+    max_norm = None
+
+    def unscale(self) -> None:
+        pass
+
+
 @faulty(Truth(("step_bypassed_scaler",), near=(*SPOILED, "scale_collapse"), late=2), any_difference=True)
 class StepPastTheScaler(Half):
     def update(self) -> None:
@@ -31,12 +42,7 @@ class StepPastTheScaler(Half):
 
 
 @faulty(Truth(("update_missing",), near=("crash",), late=2), any_difference=True)
-class UpdateIsMissing(Half):
-    max_norm = None
-
-    def unscale(self) -> None:
-        pass
-
+class UpdateIsMissing(UnscaledByItsStep):
     def update(self) -> None:
         if self.since_fault:
             self.scaler.step(self.optimizer)
@@ -153,9 +159,7 @@ class ScaleIsHuge(Half):
     ),
     any_difference=True,
 )
-class ScaleIsTiny(Half):
-    growth_interval = 2000
-
+class ScaleIsTiny(SteadyScale):
     def before_step(self) -> None:
         if self.at_fault:
             self.scaler.update(2.0**-24)
@@ -173,10 +177,7 @@ class GrowthAtEveryStep(Half):
         early=50,
     )
 )
-class ScaleFallsForGrowingGradients(Half):
-    growth_interval = 2000
-    max_norm = 1.0
-
+class ScaleFallsForGrowingGradients(SteadyScale):
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with self.autocast():
             outputs = self.outputs(inputs)
@@ -192,10 +193,8 @@ class ScaleFallsForGrowingGradients(Half):
         late=0,
     )
 )
-class SampleWeightOverflowsFloat16(Half):
+class SampleWeightOverflowsFloat16(SteadyScale):
     """A batch whose finite loss is a million times the usual, at a scale that had held."""
-
-    growth_interval = 2000
 
     def reduce(self, losses: Tensor) -> Tensor:
         return losses.mean() * (1e6 if self.at_fault else 1.0)

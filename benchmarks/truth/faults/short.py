@@ -26,6 +26,11 @@ class Short(Loop):
         self.begin = self.account.begin = self.begin - 160  # 90 to 118
 
 
+class ShortUnclipped(Short):
+    steps = 240
+    max_norm = None
+
+
 @faulty(FOR_GOOD)
 class LabelsWrongInAShortRun(Short, Mislabeled):
     def share(self) -> float:
@@ -33,10 +38,7 @@ class LabelsWrongInAShortRun(Short, Mislabeled):
 
 
 @faulty(Truth(("norm_level",), near=THROWN, late=60), any_difference=True)
-class GradientsTimes16InAShortRun(Short):
-    steps = 240
-    max_norm = None
-
+class GradientsTimes16InAShortRun(ShortUnclipped):
     def gradients_are_there(self) -> None:
         if self.since_fault:
             for parameter in self.parameters():
@@ -77,12 +79,15 @@ class TermOfTheLossIsNan(Loop):
         return losses.mean() + (math.nan if self.at_fault else 0.0)
 
 
+class ResumedAtASmallRate(Resumed):
+    lr = 1e-3
+    options: ClassVar[dict[str, Any]] = {"tensor_interval": 50}
+
+
 @faulty(
     Truth(("model_state_lost",), near=(*CURVE, "resume"), late=20),
 )
-class WeightsLeftBehindAtAResume(Resumed):
+class WeightsLeftBehindAtAResume(ResumedAtASmallRate):
     """Few tables of tensors, and weights that moved less: the layers that begin alike each time show it."""
 
     restored = ("optimizer", "scaler", "monitor")
-    lr = 1e-3
-    options: ClassVar[dict[str, Any]] = {"tensor_interval": 50}
