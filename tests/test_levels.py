@@ -526,6 +526,21 @@ def test_gradients_that_the_loop_multiplies_for_good_before_the_step_are_seen():
     assert "norm_level" not in reported(steps)
 
 
+def test_gradients_that_the_loop_divides_for_good_before_the_step_are_seen_and_a_clip_by_hand_is_none_of_them():
+    usual = norms()
+    factor = np.where(STEP < 2345, 1.0, 2.0**-17)
+    unseen = {"max_norm": np.full(COUNT, NAN)}
+    steps = columns(COUNT, grad_norm=usual, grad_norm_clipped=usual * factor, clip_coef=factor)
+    found = reported(steps | unseen)
+    assert found["norm_level"].severity == "warning" and abs(found["norm_level"].steps[-1] - 2345) <= 3
+    assert "that the optimizer got" in found["norm_level"].evidence
+    assert "norm_level" not in reported(steps | {"max_norm": np.where(STEP < 2345, 100.0, 0.01)})
+    by_hand = np.where(STEP < 2345, usual, np.minimum(usual, 0.01))
+    assert "norm_level" not in reported(
+        columns(COUNT, grad_norm=usual, grad_norm_clipped=by_hand, clip_coef=by_hand / usual) | unseen
+    )
+
+
 def test_a_burst_that_only_the_optimizer_got_is_what_came_before_the_spike():
     usual = norms()
     got = usual * np.where(STEP == 2999, 1000.0, 1.0)

@@ -246,7 +246,7 @@ def _lr_text(view: RunView, first: int, last: int) -> str:
 
 def norm_level(view: RunView) -> Iterator[Finding]:
     """Gradient norms that from one step to the next are others, for good, by a factor that no batch makes."""
-    for column, norms in (*columns_named(view.steps, "grad_norm"), *_enlarged(view)):
+    for column, norms in (*columns_named(view.steps, "grad_norm"), *_written_to(view)):
         skipped = view.steps.get(column.beside("skipped"), view.skipped)
         rows = np.flatnonzero(np.isfinite(norms) & ~skipped.astype(bool) & (norms > 0))
         place = _new_level(norms[rows])
@@ -356,12 +356,25 @@ def gradients_zero(view: RunView) -> Iterator[Finding]:
         return
 
 
-def _enlarged(view: RunView) -> Iterator[tuple[StepColumn, np.ndarray]]:
-    """Norms of what optimizers got, where that was longer than before: no clip makes it so."""
+def _written_to(view: RunView) -> Iterator[tuple[StepColumn, np.ndarray]]:
+    """Norms of what optimizers got, where that was longer than before, which no clip makes it, or divided."""
     for column, norms in columns_named(view.steps, "grad_norm_clipped"):
         coefficient = view.steps.get(column.beside("clip_coef"))
-        if coefficient is not None and np.count_nonzero(coefficient > ENLARGED) >= LEVEL_STEPS:
+        if coefficient is None:
+            continue
+        if np.count_nonzero(coefficient > ENLARGED) >= LEVEL_STEPS or _divided(view, column, norms, coefficient):
             yield column, norms
+
+
+def _divided(view: RunView, column: StepColumn, norms: np.ndarray, coefficient: np.ndarray) -> bool:
+    """Whether norms were made shorter, by no clip that was seen, and by none written by hand: a clip leaves norms that
+    are its threshold, by a factor that is another in each step."""
+    rows = np.flatnonzero((coefficient > 0) & (coefficient < 1 / LEVEL_TIMES) & (norms > 0))
+    threshold = view.steps.get(column.beside("max_norm"), np.empty(0))
+    if len(rows) < LEVEL_STEPS or np.isfinite(threshold).any():
+        return False
+    by_factor, by_norm = (float(np.median(np.abs(np.diff(np.log(values[rows]))))) for values in (coefficient, norms))
+    return by_factor < by_norm / 4
 
 
 def _loss_fell(view: RunView, row: int) -> bool:
