@@ -219,9 +219,17 @@ def mean_over_nothing(view: RunView) -> Iterator[Finding]:
         else "Perhaps a mean over nothing in one of the micro-batches",
         evidence,
         f"Look at the targets of step {int(steps[0])}: where all of them are ignored or masked, a mean divides 0 by 0. "
-        "Sum, and divide by max(count, 1), or leave such batches out; training itself was not spoiled.",
+        "Sum, and divide by max(count, 1), or leave such batches out; training itself was not spoiled."
+        + _OR_REPLACED
+        * certain,
         steps_of(steps),
     )
+
+
+_OR_REPLACED = (
+    " Where the loop itself replaces NaN in its gradients by 0 (torch.nan_to_num), look at the inputs and the forward "
+    "pass of that step."
+)
 
 
 def skips(view: RunView) -> Iterator[Finding]:
