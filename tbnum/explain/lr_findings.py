@@ -345,6 +345,10 @@ def restarted(view: RunView) -> Iterator[Finding]:
             return
 
 
+_ALL_ALONG = ("growth_probe", "bad_batch")
+"""Causes of skips that, where they are harmless, come at a steady rate: a schedule is a bit shorter for them."""
+
+
 def schedule_drift(view: RunView) -> Iterator[Finding]:
     """Learning rates that moved on after a step that was skipped."""
     if is_scalar_log(view.record):
@@ -371,7 +375,9 @@ def schedule_drift(view: RunView) -> Iterator[Finding]:
             "Call scheduler.step() only where the optimizer stepped: compare scaler.get_scale() before and after "
             "scaler.update(), and skip the schedule where it fell."
         )
-        severity = "warning" if drift >= SCHEDULE_DRIFT_WARNING * total else "info"
+        even = {event.step for event in view.of("skip") if event.severity == "info" and event.cause in _ALL_ALONG}
+        at_once = drift - len(even.intersection(view.number[drifted].tolist()))
+        severity = "warning" if at_once >= SCHEDULE_DRIFT_WARNING * total else "info"
         title = "The schedule runs ahead on skipped steps"
         yield Finding("schedule_drift", severity, title, evidence, remedy, steps_of(view.number[drifted]))
         return
