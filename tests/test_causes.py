@@ -13,6 +13,9 @@ import torch
 import tbnum
 import tbnum.cli
 from tbnum.explain import LiveExplainer, explain_run, findings, next_overflow
+from tbnum.explain.batch import Batch
+from tbnum.explain.facts import Known
+from tbnum.explain.past import LivePast
 from tbnum.log.schema import Event
 from tests.corpus import Loop as Trained
 from tests.loops import Half, batches
@@ -387,6 +390,99 @@ def test_a_loss_that_is_finite_once_the_scale_has_come_down_followed_the_scale()
     reported = skips(explain_run(loop.run()))
     assert [skip.cause for skip in reported] == ["scale_warmup"] * 5
     assert "autograd.grad" in reported[0].message
+
+
+def test_a_scale_that_grew_while_every_gradient_was_0_has_not_held():
+    loop = Loop(scale=2.0**16, growth_interval=40)
+    loop.steps(60)
+    loop.steps(400, loss=0.0, norm=0.0)
+    while loop.scale > 2.0**17:
+        loop.step(overflow=True, loss=0.7)
+    loop.steps(200, loss=0.7)
+    loop.step(overflow=True, loss=5.0)
+    run = loop.run()
+    *descent, bad = skips(explain_run(run))
+    assert {skip.cause for skip in descent} == {"scale_warmup"} and {skip.severity for skip in descent} == {"info"}
+    assert "had grown while every gradient was 0" in descent[0].message
+    assert bad.cause == "bad_batch" and "had held before" not in bad.message
+    assert not rules(run).keys() & {"scale_falls", "scale_collapse"}
+
+
+def test_losses_of_exactly_0_are_no_measure_of_one_that_is_not():
+    """A hinge that mostly pulls at nothing: its scale grew over steps that could not overflow."""
+    loop = Loop(scale=2.0**16, growth_interval=30)
+    for step in range(301):
+        pulls = step % 30 == 5
+        loop.step(loss=1e-5 * pulls, norm=0.1 * pulls)
+    loop.steps(8, loss=0.0, norm=0.0)
+    loop.steps(4, loss=1e-5)
+    loop.steps(8, loss=0.0, norm=0.0)
+    loop.step(overflow=True, loss=8e-6)
+    (skip,) = skips(explain_run(loop.run()))
+    assert (skip.cause, skip.severity) == ("growth_probe", "info")
+    assert "after 4 steps" in skip.message
+
+
+def test_a_scale_set_below_one_is_a_warning_that_blames_no_gradient():
+    loop = Loop()
+    loop.steps(100)
+    loop.event("scale_set", step=99, old_scale=loop.scale, new_scale=2.0**-20)
+    loop.scale = 2.0**-20
+    loop.steps(60, norm=0.0)
+    run = loop.run()
+    (event,) = [event for event in explain_run(run) if event.kind == "scale_set"]
+    assert event.severity == "warning" and "below 1" in event.remedy
+    found = rules(run)["scale_below_one"]
+    assert "set by hand at step 99" in found.evidence and "do not fit" not in found.evidence
+    loop = Loop(scale=2.0)
+    loop.event("scale_set", step=0, old_scale=4.0, new_scale=2.0)
+    loop.steps(60)
+    loop.step(overflow=True)
+    loop.step(overflow=True)
+    loop.steps(60)
+    run = loop.run()
+    assert "do not fit" in rules(run)["scale_below_one"].evidence
+    assert [event.severity for event in explain_run(run) if event.kind == "scale_set"] == ["info"]
+
+
+@pytest.mark.parametrize(
+    ("below", "stands_out"), [(0, True), (4, True), (5, False), (25, False), (45, False), (46, True)]
+)
+def test_long_gradients_of_a_loss_on_both_sides_of_0_do_not_stand_out(below: int, stands_out: bool):
+    """A policy's gradients are as long as what was won or lost."""
+
+    past = PastOf([-0.5] * below + [0.5] * (50 - below), norm_ratio=12.0)
+    assert batch(past, loss=0.1).norms_stand_out() == stands_out
+
+
+@pytest.mark.parametrize(("ratio", "stands_out"), [(9.0, False), (20.9, False), (21.1, True)])
+def test_gradients_that_are_longer_as_the_loss_is_higher_do_not_stand_out_where_such_losses_recur(
+    ratio: float, stands_out: bool
+):
+    losses, tail = [1.0] * 50, np.concatenate([np.ones(500), [7.1, 8.3]])
+    assert batch(PastOf(losses, ratio, tail), loss=7.0).norms_stand_out() == stands_out
+    assert batch(PastOf(losses, ratio, np.ones(500)), loss=7.0).norms_stand_out()
+
+
+class PastOf(LivePast):
+    def __init__(self, losses: list[float], norm_ratio: float, heights: np.ndarray | None = None) -> None:
+        super().__init__()
+        self.losses, self.ratio = losses, norm_ratio
+        self.of_loss = np.ones(500) if heights is None else heights
+
+    def recent_losses(self, before: int) -> list[float]:
+        return self.losses
+
+    def norm_ratio(self, step: int, optimizer: str | None) -> float:
+        return self.ratio
+
+    def heights(self, name: str, step: int, optimizer: str | None, *, after: bool) -> np.ndarray:
+        return self.of_loss if name == "loss" else np.ones(500)
+
+
+def batch(past: PastOf, loss: float) -> Batch:
+    facts = {"loss": loss, "loss_scale": 65536.0, "largest_finite": 0.9, "nan": 0, "inf": 3}
+    return Batch(Known.of(Event(100, 0.0, "skip", data=facts)), past)
 
 
 # -- other loops -------------------------------------------------------------------------------------------------------

@@ -45,9 +45,9 @@ class Loop:
         step = self.next if step is None else step
         self.events.append(Event(step, 1e9 + step, kind, data=data))
 
-    def step(self, overflow: bool = False, loss: float = 2.5, **data: Any) -> None:
+    def step(self, overflow: bool = False, loss: float = 2.5, norm: float = 1.0, **data: Any) -> None:
         step = self.next
-        norm = INF if overflow else 1.0
+        norm = INF if overflow else norm
         bad = 3.0 if overflow else 0.0
         before = self.scale
         kind = None

@@ -924,6 +924,20 @@ def test_a_scale_from_two_to_the_48_on_is_far_beyond_what_float16_needs() -> Non
     assert only(scale_rules.scale_extreme, View(loss_scale=scale)) is None
 
 
+def test_a_scale_that_grows_far_while_every_gradient_is_0_is_no_reason_to_worry() -> None:
+    scale = np.full(400, 2.0**16)
+    scale[100:110] = 2.0**50
+    norms = np.where((scale == 2.0**50) & (np.arange(400) > 101), 0.0, 1.0)
+    taken_with_some = View(loss_scale=scale, grad_norm=norms)
+    assert severity(scale_rules.scale_extreme, taken_with_some) == "warning"
+    skipped = (np.arange(400) >= 100) & (np.arange(400) < 102)
+    found = only(scale_rules.scale_extreme, View(loss_scale=scale, grad_norm=norms, skipped=skipped))
+    assert found is not None and found.severity == "info"
+    assert "2 of them were skipped, and the others had no gradient but 0" in found.evidence
+    skipped = scale == 2.0**50
+    assert severity(scale_rules.scale_extreme, View(loss_scale=scale, grad_norm=norms, skipped=skipped)) == "warning"
+
+
 def test_a_scale_that_no_gradient_survives_is_an_error_where_it_stays() -> None:
     for value in (INF, -1.0):
         scale = np.full(400, 8.0)
@@ -1210,6 +1224,27 @@ def test_a_schedule_runs_ahead_where_it_moves_on_after_skipped_steps(skips: int,
         ends = np.roll(skipped, count - 3 - 2 * skips + 1)  # the last of them is the last step
         found = only(rates.schedule_drift, View(count, lr=lr, skipped=ends))
         assert found is None or f"after {skips - 1} of {skips - 1} skipped" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("cause", "event_severity", "expected"),
+    [
+        ("growth_probe", "info", "info"),
+        ("bad_batch", "info", "info"),
+        ("bad_batch", "warning", "warning"),
+        ("scale_warmup", "info", "warning"),
+    ],
+)
+def test_a_schedule_that_probes_of_the_scale_shorten_evenly_is_an_information(
+    cause: str, event_severity: str, expected: str
+) -> None:
+    lr, skipped = 1e-3 * (1 - np.arange(100) / 1000), np.arange(100) % 10 == 3
+    events = [
+        Event(step, 0.0, "skip", event_severity, cause=cause, message="", remedy="", data={})
+        for step in np.flatnonzero(skipped).tolist()
+    ]
+    assert severity(rates.schedule_drift, View(100, lr=lr, skipped=skipped, events=events)) == expected
+    assert severity(rates.schedule_drift, View(100, lr=lr, skipped=skipped, events=events[:5])) == "warning"
 
 
 # -- parameters without a gradient -------------------------------------------------------------------------------------

@@ -141,7 +141,8 @@ def verdict(cause: str, **more: Any) -> Skip:
         **{"held": 0, "about": False, "held_before_growth": -1, "held_before_probe": -1, "failed_probe": NAN},
         **{"early": False, "in_row": 1, "recent_loss": NAN, "loss_is_alone": False, "since": None},
         **{"growth_interval": 2000, "injected": None, "at_edge": False, "collapsed": False, "nan_only": False},
-        **{"new_scale": False, "loss_follows_scale": False, "either": False, "goes_on": False, "fallen": NAN, **more},
+        **{"new_scale": False, "loss_follows_scale": False, "after_zeros": False, "either": False, "goes_on": False},
+        **{"fallen": NAN, **more},
     }
     return Skip(cause=cause, **given)
 

@@ -15,6 +15,7 @@ from tbnum.explain.thresholds import (
     BACKWARD_LARGEST_OF_SOME,
     EITHER_SHARE,
     LOSS_AS_ANY,
+    NORM_ROSE,
     OUTLYING_LOSS,
     OVERFLOWING_NORMS,
     SPOILED_NORMS,
@@ -25,6 +26,10 @@ __all__ = ["Batch"]
 
 GOES_ON = 8
 """Losses after a skip, of which at least half have to stand out for it to be more than one batch."""
+
+
+GAIN_SHARE = 0.1
+"""Share of the recent losses on either side of 0, from which on their sign is chance."""
 
 
 class Batch:
@@ -82,10 +87,14 @@ class Batch:
 
     def loss_recurs(self, *, after: bool = False) -> bool:
         """Whether steps that did not overflow had losses as high for their time: heavy tails make such batches."""
+        heights = self._past.heights("loss", self._event.step, None, after=after)
+        return is_of_the_tail(self._times_usual, heights)
+
+    @property
+    def _times_usual(self) -> float:
+        """The loss as a multiple of the recent ones; NaN where these are not above 0."""
         usual = statistics.median(self.recent) if self.recent else 0.0
-        if not usual > 0:
-            return False
-        return is_of_the_tail(self.loss / usual, self._past.heights("loss", self._event.step, None, after=after))
+        return self.loss / usual if usual > 0 else math.nan
 
     @property
     def loss_goes_on(self) -> bool:
@@ -99,13 +108,24 @@ class Batch:
         """Whether the finite gradients are far longer than usual, and no others that were taken were as long.
 
         Further where the loss is as any other, and the largest finite gradient nearly overflowed as well: samples that
-        happen to pull in one direction have long gradients, too.
+        happen to pull in one direction have long gradients, too. Of a loss on both sides of 0 that is no evidence, nor
+        where they are longer by hardly more than the loss is higher, and such losses recur.
         """
+        if self._is_gain:
+            return False
+        if self.norm_ratio <= NORM_ROSE * self._times_usual and self.loss_recurs(after=after):
+            return False
         alone = self.nearly_overflowed and loss_is_usual(self.loss, self.recent, LOSS_AS_ANY)
         if not self.norm_ratio >= (SPOILED_NORMS_ALONE if alone else SPOILED_NORMS):
             return False
         heights = self._past.heights("grad_norm", self._event.step, self._event.optimizer, after=after)
         return not is_of_the_tail(self.norm_ratio, heights)
+
+    @property
+    def _is_gain(self) -> bool:
+        """Whether losses lie on both sides of 0, as a policy's gain: gradients are as long as what was won or lost."""
+        below = sum(loss < 0 for loss in self.recent)
+        return GAIN_SHARE * len(self.recent) <= below <= (1 - GAIN_SHARE) * len(self.recent) and below > 0
 
     @property
     def is_nan_alone(self) -> bool:

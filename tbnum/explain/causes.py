@@ -26,6 +26,7 @@ __all__ = [
     "CAUSE",
     "CAUSES",
     "EDGE_REMEDY",
+    "SET_BELOW_ONE",
     "explained_collapse",
     "explained_skip",
     "forward_remedy",
@@ -166,7 +167,8 @@ def _held(skip: Skip) -> str:
 
 def _scale_warmup(case: Case) -> tuple[str, str]:
     skip, later = case.skip, case.later
-    why = f"{tensors(case.facts, 'overflowed')} at a scale of {case.scale} that no step had passed yet"
+    height = "to which it had grown while every gradient was 0" if skip.after_zeros else "that no step had passed yet"
+    why = f"{tensors(case.facts, 'overflowed')} at a scale of {case.scale} {height}"
     if skip.loss_follows_scale:
         why = (
             f"the loss was {number_text(case.facts.loss)} at a scale of {case.scale}, and finite once the scale had "
@@ -413,6 +415,11 @@ EXTREME_REMEDY = (
 ZERO_REMEDY = (
     "Stop the run: a scale of 0 never grows again. Restart from a checkpoint with finite parameters, and look for what "
     "the scale fell for."
+)
+
+SET_BELOW_ONE = (
+    "Look for what set it: a scale below 1 makes gradients smaller, and what float16 does not hold of them is lost. "
+    "scaler.update(2.0**16) is a usual one."
 )
 
 BACKWARD_LOOK = (

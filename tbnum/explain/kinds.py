@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tbnum.explain.ahead import Later
-from tbnum.explain.causes import BACKWARD_LOOK, spoiled_since, update_remedy, update_text
+from tbnum.explain.causes import BACKWARD_LOOK, SET_BELOW_ONE, spoiled_since, update_remedy, update_text
 from tbnum.explain.facts import Facts, Known
 from tbnum.explain.nonfinite import Since
 from tbnum.explain.past import Runaway
@@ -16,6 +16,7 @@ from tbnum.explain.phrases import as_inferred, at_place, change, subject, tensor
 from tbnum.explain.ranks import disagreement_words, guilty_words
 from tbnum.explain.rules import StepVerdict
 from tbnum.explain.spikes import SpikeFacts
+from tbnum.explain.thresholds import SCALE_FLOOR
 from tbnum.explain.words import as_float, count_text, number_text, scale_text
 from tbnum.log.schema import Event
 
@@ -312,7 +313,11 @@ KINDS: dict[str, Kind] = {
     ),
     "scale_growth": Kind("info", lambda seen: f"The loss scale grew: {change(seen.event)}.", NOTHING),
     "scale_backoff": Kind("info", _scale_backoff, NOTHING),
-    "scale_set": Kind("info", _scale_set, NOTHING),
+    "scale_set": Kind(
+        lambda seen: "warning" if 0 <= seen.facts.new_scale < SCALE_FLOOR else "info",
+        _scale_set,
+        lambda seen: SET_BELOW_ONE if 0 <= seen.facts.new_scale < SCALE_FLOOR else NOTHING,
+    ),
     "scale_collapse": Kind("error", "The loss scale collapsed.", "Read the skips before it."),
     "nonfinite_step": Kind(
         "error",

@@ -18,6 +18,7 @@ def loss_is_usual(loss: float, recent: Sequence[float], deviations: float) -> bo
 
     The batch that overflows is the one whose gradient is longest, and so is its loss: among good ones, too, it is high.
     """
+    recent = _some(recent)
     if len(recent) < 10 or not math.isfinite(loss):
         return False
     median, deviation = _spread(recent)
@@ -29,6 +30,7 @@ def loss_stands_out(loss: float, recent: Sequence[float]) -> bool:
 
     Far, because it overrules a rule: a scale that has just grown is a better suspect than a batch that is a bit worse.
     """
+    recent = _some(recent)
     if len(recent) < 10 or not math.isfinite(loss):
         return False
     median, deviation = _spread(recent)
@@ -52,6 +54,11 @@ def is_of_the_tail(height: float, heights: np.ndarray) -> bool:
     highest = np.sort(heights)[-TAIL_VALUES:]
     spread = float(np.log(highest[1:] / highest[0]).mean()) if highest[0] > 1 else 0.0
     return spread > 0 and TAIL_VALUES * (highest[0] / height) ** (1 / spread) >= RECURS_EXPECTED
+
+
+def _some(losses: Sequence[float]) -> Sequence[float]:
+    """Without those of exactly 0, of a hinge that nothing pulls at: they are no measure of others."""
+    return [loss for loss in losses if loss != 0]
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:

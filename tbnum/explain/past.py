@@ -77,6 +77,10 @@ class Past(Protocol):
         """The last recorded step before `before` whose loss was finite."""
         ...
 
+    def without_gradient(self, after: int, before: int) -> int:
+        """Of the steps taken after `after` and before `before` those whose gradients are known to be all 0."""
+        ...
+
     def value(self, name: str, step: int, optimizer: str | None) -> float:
         """A column at a step; NaN where it is unknown."""
         ...
@@ -156,6 +160,11 @@ class RecordedPast:
         end = int(np.searchsorted(self._finite_at, before))
         return int(self._finite_at[end - 1]) if end else None
 
+    def without_gradient(self, after: int, before: int) -> int:
+        rows = slice(*np.searchsorted(self._step, [after + 1, before]))
+        norms = [values[rows] == 0 for _, values in columns_named(self._steps, "grad_norm")]
+        return int(np.count_nonzero(np.logical_and.reduce([*norms, ~self._skipped[rows]]))) if norms else 0
+
     def value(self, name: str, step: int, optimizer: str | None) -> float:
         values = self._steps.get(StepColumn(optimizer, name).full, self._steps.get(name))
         row = int(np.searchsorted(self._step, step))
@@ -232,6 +241,9 @@ class LivePast:
 
     def last_finite_loss(self, before: int) -> int | None:
         return next((step for step in reversed(self._last_finite) if step < before), None)
+
+    def without_gradient(self, after: int, before: int) -> int:
+        return 0  # norms are not kept
 
     def value(self, name: str, step: int, optimizer: str | None) -> float:
         if step != self._newest:

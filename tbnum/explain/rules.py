@@ -78,6 +78,7 @@ class Skip:
     nan_only: bool  # gradients held NaN and no inf, and the finite ones were far from an overflow
     new_scale: bool  # no step had passed since the start, a scale that was set, or lost state
     loss_follows_scale: bool  # it was not finite at scales above some, as hindsight shows
+    after_zeros: bool  # the scale grew to this height while every gradient was 0
     either: bool  # NaN is backward's own, or an overflow's: the record cannot say which
     goes_on: bool  # the loss stood out, and those of the steps that follow do, too
     fallen: float  # the highest scale that had held, where this one is `SCALE_FALLEN` or more below it; else NaN
@@ -122,6 +123,8 @@ class Rules:
         self._start_skips = 0  # `_skips` at that time
         self._last_change: str | None = None
         self._change = begin - 1
+        self._changed_at = first_step - 1  # likewise, as steps are numbered
+        self._untried = False  # the scale grew last while every gradient was 0: no overflow could stop it
         self._change_slack = 0  # steps that it may have come before `_change`
         self._change_skips = 0
         self._probe: _Probe | None = None  # the last growth, until the scale is neither the new one nor the old one
@@ -144,15 +147,20 @@ class Rules:
         """Takes an event that is no skip."""
         kind, at = event.kind, self._count(event.step)
         if kind in SCALE_CHANGES:
-            self._note_held(event.facts.old_scale, self._unskipped(at + 1, self._change, self._change_skips))
-            self._probe = self._probe_after(event)
+            held = self._held_since_change(at + 1, event.step + 1)
+            self._note_held(event.facts.old_scale, held)
+            self._probe = self._probe_after(event, held)
             if kind == "scale_growth" and event.facts.old_scale >= self._edge:
                 self._edge = math.inf  # it held since
+            if kind == "scale_growth":
+                self._untried = not held and self.past.without_gradient(self._changed_at, event.step + 1) > 0
             self._last_change, self._change, self._change_skips = kind, at, self._skips
+            self._changed_at = event.step
             self._change_slack = event.facts.slack
             self._row.scale = event.facts.new_scale
             if kind in ("scale_set", "scaler_state_lost"):
                 self._start, self._start_skips = at, self._skips
+                self._untried = False
         elif kind == "nonfinite_step":
             self.parameters.took_nonfinite(event.step)
         elif kind == "nonfinite_update":  # found so at a step that failed in nothing else
@@ -190,7 +198,7 @@ class Rules:
             self._row = _Row(start=step, first_scale=scale)
         # With several optimizers a step may have several skips; where not every step was logged, one reports several.
         before = self._skips - (at == self._last_skip) + event.facts.at_least - 1
-        held = self._unskipped(at, self._change, self._change_skips, before)
+        held = self._held_since_change(at, step, before)
         batch = Batch(event, self.past)
         injected = self._injected[1] if self._injected and self._injected[0] == step else None
         self.parameters.measured(event)
@@ -228,6 +236,7 @@ class Rules:
             nan_only=nan_only,
             new_scale=self._start is not None and not self._unskipped(at, self._start, self._start_skips, before),
             loss_follows_scale=event.facts.loss_nonfinite and cause in BENIGN,
+            after_zeros=cause == "scale_warmup" and self._untried and not held,
             either=either,
             goes_on=cause == "bad_batch" and injected is None and not fallen and batch.loss_goes_on,
             fallen=self._held_long if fallen else math.nan,
@@ -269,6 +278,8 @@ class Rules:
                 return "scale_warmup"
             if unskipped <= slack:
                 return "unknown"
+        if self._untried and not held:
+            return "scale_warmup"
         if self._arose_in_backward(event, batch, held):
             return EITHER if self._may_have_overflowed(event, batch, held) else "backward_nonfinite"
         probe = min(self._growth_interval, PROBE_STEPS)
@@ -360,10 +371,9 @@ class Rules:
         probed = self._probe is not None and self._probe.failed and scale <= self._probe.scale
         return probed or scale >= self._edge
 
-    def _probe_after(self, event: Known) -> _Probe | None:
-        """What is known of the last growth after a change of the scale."""
+    def _probe_after(self, event: Known, held: int) -> _Probe | None:
+        """What is known of the last growth after a change of the scale that had held for so many steps."""
         old, new = event.facts.old_scale, event.facts.new_scale
-        held = self._unskipped(self._count(event.step) + 1, self._change, self._change_skips)
         probe = self._probe
         if event.kind == "scale_growth":
             before = probe.held_in_all if probe is not None and probe.failed else 0
@@ -372,6 +382,14 @@ class Rules:
         if event.kind != "scale_backoff" or probe is None or probe.failed or held + slack >= PROBE_STEPS:
             return None
         return replace(probe, failed=True) if (old, new) == (probe.scale, probe.scale_below) else None
+
+    def _held_since_change(self, at: int, step: int, skips_now: int | None = None) -> int:
+        """Unskipped steps since the last change of the scale and before `step`, the run's `at`th.
+
+        But for those whose gradients were all 0: they pass at any scale, and show nothing of it.
+        """
+        unskipped = self._unskipped(at, self._change, self._change_skips, skips_now)
+        return max(0, unskipped - self.past.without_gradient(self._changed_at, step)) if unskipped else 0
 
     def _unskipped(self, step: int, since: int, skips_then: int, skips_now: int | None = None) -> int:
         """Unskipped steps after step `since` and before step `step`, both counted from the run's first one."""
