@@ -265,7 +265,7 @@ class Float16Parameters(LargeEps):
 @faulty(
     Truth(
         ("eps_vanishes", "nonfinite_update"),
-        near=("nonfinite_parameters", "nonfinite_step", "nonfinite_loss", "scale_collapse"),
+        near=("nonfinite_parameters", "nonfinite_step", "nonfinite_loss"),
         wrong=("forward_nonfinite", "bad_batch"),
         from_start=True,
         late=20,

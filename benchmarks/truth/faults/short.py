@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.truth.corpus import faulty
 from benchmarks.truth.faults.data import FOR_GOOD, Mislabeled
 from benchmarks.truth.faults.gradients import _Louder
-from benchmarks.truth.faults.learning_rate import CURVE, THROWN
+from benchmarks.truth.faults.learning_rate import CURVE
 from benchmarks.truth.faults.state import Resumed
 from benchmarks.truth.loop import Loop
 from benchmarks.truth.verdict import Truth
@@ -37,7 +37,7 @@ class LabelsWrongInAShortRun(Short, Mislabeled):
         return 0.8 * self.since_fault
 
 
-@faulty(Truth(("norm_level",), near=THROWN, late=60), any_difference=True)
+@faulty(Truth(("norm_level",), near=CURVE, late=60), any_difference=True)
 class GradientsTimes16InAShortRun(ShortUnclipped):
     def gradients_are_there(self) -> None:
         if self.since_fault:
@@ -85,7 +85,7 @@ class ResumedAtASmallRate(Resumed):
 
 
 @faulty(
-    Truth(("model_state_lost",), near=(*CURVE, "resume"), late=20),
+    Truth(("model_state_lost",), near=("loss_spike", "loss_rose", "norm_level", "resume"), late=20),
 )
 class WeightsLeftBehindAtAResume(ResumedAtASmallRate):
     """Few tables of tensors, and weights that moved less: the layers that begin alike each time show it."""

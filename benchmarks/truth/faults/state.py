@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.truth.corpus import faulty
-from benchmarks.truth.faults.learning_rate import CURVE, THROWN
 from benchmarks.truth.loop import Account, Loop
 from benchmarks.truth.models import make_task
 from benchmarks.truth.verdict import Truth
@@ -48,7 +47,10 @@ class Resumed(Loop):
         return {name: copy.deepcopy(part.state_dict()) for name, part in parts.items() if part is not None}
 
 
-@faulty(Truth(("optimizer_state_lost",), near=(*CURVE, "resume", "moments_reset"), late=20), any_difference=True)
+@faulty(
+    Truth(("optimizer_state_lost",), near=("resume", "loss_spike", "loss_rose", "moments_reset"), late=20),
+    any_difference=True,
+)
 class ResumedWithoutOptimizer(Resumed):
     restored = ("model", "scaler", "monitor")
 
@@ -56,7 +58,9 @@ class ResumedWithoutOptimizer(Resumed):
 # In float16 the scaler's state is lost as well.
 @faulty(
     Truth(
-        ("optimizer_state_lost",), near=(*CURVE, "resume", "moments_reset", "scaler_state_lost", "scale_set"), late=20
+        ("optimizer_state_lost",),
+        near=("resume", "loss_spike", "loss_rose", "moments_reset", "scaler_state_lost"),
+        late=20,
     ),
     any_difference=True,
 )
@@ -65,7 +69,7 @@ class ResumedWithTheModelAlone(Resumed):
 
 
 @faulty(
-    Truth(("model_state_lost",), near=(*CURVE, "resume"), late=20),
+    Truth(("model_state_lost",), near=("loss_spike", "loss_rose", "norm_level", "resume"), late=20),
 )
 class ResumedWithoutModel(Resumed):
     restored = ("optimizer", "scaler", "monitor")
@@ -81,7 +85,7 @@ class ResumedWithoutScaler(ResumedHalf):
     restored = ("model", "optimizer", "monitor")
 
 
-@faulty(Truth(("schedule_state_lost",), near=(*CURVE, "lr_outlier", "resume"), late=2), any_difference=True)
+@faulty(Truth(("schedule_state_lost",), near=("lr_outlier", "resume"), late=2), any_difference=True)
 class ResumedWithoutSchedule(Resumed):
     def learning_rate(self) -> float:
         if not self.since_fault:
@@ -96,7 +100,7 @@ class ResumedWithoutSchedule(Resumed):
 @faulty(
     Truth(
         ("moments_reset", "optimizer_state_lost"),
-        near=THROWN,
+        near=("loss_spike", "loss_rose", "grad_norm_spike", "norm_level", "weights_grow"),
         early=10,
         late=20,
     )
@@ -111,7 +115,7 @@ class SecondMomentZeroed(Loop):
 
 
 @faulty(
-    Truth(("moments_reset", "optimizer_state_lost"), near=CURVE, early=10, late=20),
+    Truth(("moments_reset", "optimizer_state_lost"), near=("loss_spike", "loss_rose"), early=10, late=20),
     any_difference=True,
 )
 class OptimizerMadeAgain(Loop):
@@ -139,7 +143,7 @@ class BatchNormBuffersAreNan(Loop):
 
 
 # A loss that is back at its first is worth a warning. That the parameters are the first again is its name.
-@faulty(Truth(("loss_spike", "loss_rose", "model_state_lost"), near=CURVE, late=5))
+@faulty(Truth(("loss_spike", "loss_rose", "model_state_lost"), near=("grad_norm_spike", "norm_level"), late=5))
 class LayersInitializedAgain(Loop):
     def before_step(self) -> None:
         if self.at_fault:
