@@ -163,15 +163,15 @@ def test_nan_in_every_tensor_right_after_a_growth_may_be_an_overflow(largest: fl
     assert causes(loop)[-1] == "backward_nonfinite"
 
 
-@pytest.mark.parametrize(("before", "severity"), [(20, "info"), (40, "warning")])
+@pytest.mark.parametrize(("before", "severity"), [(20, "info"), (255, "info"), (257, "warning")])
 def test_where_no_gradient_is_finite_a_scale_that_overflowed_by_itself_before_is_suspect_enough(
     before: int, severity: str
 ):
-    """Before it had held for long: then nothing else is known to have been wrong."""
-    loop = Loop(growth_interval=50)
+    """Or one that is the highest so far: unless it had held for long, nothing else is known to have been wrong."""
+    loop = Loop(growth_interval=300)
     facts = {"nan": 3, "inf": 22, "largest_finite": NAN}
-    for index in range(200):
-        overflow = index in (before, before + 91)  # 40 steps after the scale grew again
+    for index in range(before + 360):
+        overflow = index in (before, before + 341)  # 40 steps after the scale grew again
         loop.step(overflow=overflow, loss=2.5 + 0.01 * (index % 7), **(facts if overflow else {}))
     first, second = skips(explain_run(loop.run()))
     assert (first.cause, first.severity) == (second.cause, second.severity) == ("bad_batch", severity)
@@ -592,3 +592,15 @@ def test_columns_that_no_rule_can_digest_cost_what_is_made_of_them():
     (left_out,) = [event for event in events if event.kind == "left_out"]
     assert "spikes" in left_out.message and left_out.severity == "warning"
     assert {"left_out", "skip_rate"} <= set(rules(run))
+
+
+def test_parameters_so_large_that_their_norm_overflows_are_not_said_to_be_no_numbers():
+    """What follows from them is finite, and nothing else came in."""
+    for last, there in ((59, False), (51, True)):  # the last step with a finite loss
+        loop = Loop()
+        loop.steps(52)
+        loop.steps(8, loss=1e23 if last == 59 else INF)
+        run = loop.run()
+        run.steps["param_norm"] = np.full(60, NAN)
+        run.steps["param_norm"][0], run.steps["param_norm"][51] = 3.0, INF
+        assert any(event.kind == "nonfinite_update" for event in explain_run(run)) == there

@@ -649,3 +649,43 @@ def test_an_early_skip_is_not_blamed_on_a_batch_whose_loss_others_have_too(follo
     for at in range(40):
         loop.step(loss=following[at % 2])
     assert skips(explain_run(loop.run()))[-1].severity == severity
+
+
+def epochs(at: int, loss: float, every: int = 29, *, known: bool = True) -> Loop:
+    """A short last batch in each epoch has a longer gradient and a higher loss; `at` overflows at a scale just held."""
+    loop, random = Loop(scale=2.0**16, growth_interval=250), np.random.default_rng(0)
+    for step in range(600):
+        short = step % every == every - 1
+        times = float(random.lognormal(0, 0.05)) * (2.0 if short else 1.0)
+        overflow = {"overflow": True, "nan": 0.0, "inf": 4.0, "largest_finite": 0.4} if step == at else {}
+        loop.step(loss=loss if step == at else times, **overflow)
+        if known and step != at:
+            loop.rows[-1] = (*loop.rows[-1][:5], 3.0 * times if short else times, *loop.rows[-1][6:])
+    return loop
+
+
+def test_a_batch_at_the_end_of_each_epoch_is_held_against_its_like():
+    """Its gradients are the longest anyhow."""
+    at = 29 * 10 - 1
+    for loop, severity in (
+        (epochs(at, 5.0), "info"),
+        (epochs(at - 1, 5.0), "warning"),
+        (epochs(at, 40.0), "warning"),
+        (epochs(at, 5.0, known=False), "warning"),
+    ):
+        (skip,) = skips(explain_run(loop.run()))
+        assert (skip.cause, skip.severity) == ("bad_batch", severity)
+
+
+def test_where_no_gradient_is_finite_a_scale_that_is_the_highest_so_far_is_suspect_for_long():
+    for at, severity in ((290, "info"), (600, "warning")):  # at 2**17, and back at 2**16
+        loop = Loop(scale=2.0**16, growth_interval=250)
+        loop.steps(251)
+        loop.steps(at - 251)
+        if at == 600:
+            loop.scale = 2.0**15
+            loop.event("scale_set", old_scale=2.0**18, new_scale=2.0**15)
+            loop.steps(60)
+        loop.step(overflow=True, nan=9.0, inf=4.0, largest_finite=0.0)
+        loop.steps(40)
+        assert skips(explain_run(loop.run()))[-1].severity == severity

@@ -6,6 +6,8 @@ import functools
 import math
 import statistics
 
+import numpy as np
+
 from tbnum.explain.close_look import Gradients
 from tbnum.explain.facts import Known
 from tbnum.explain.outliers import is_of_the_tail, loss_is_usual, loss_is_within, loss_stands_out
@@ -27,6 +29,9 @@ __all__ = ["Batch"]
 GOES_ON = 8
 """Losses after a skip, of which at least half have to stand out for it to be more than one batch."""
 
+AT_ITS_PLACE = 4.0
+"""Times the longest of the gradients, or the highest of the losses, at the same place of other epochs: of those that
+overflowed themselves, nobody knows how long they were."""
 
 GAIN_SHARE = 0.1
 """Share of the recent losses on either side of 0, from which on their sign is chance."""
@@ -87,6 +92,8 @@ class Batch:
 
     def loss_recurs(self, *, after: bool = False) -> bool:
         """Whether steps that did not overflow had losses as high for their time: heavy tails make such batches."""
+        if self._is_at_its_place(self._times_usual, 1):
+            return True
         heights = self._past.heights("loss", self._event.step, None, after=after)
         return is_of_the_tail(self._times_usual, heights)
 
@@ -95,6 +102,16 @@ class Batch:
         """The loss as a multiple of the recent ones; NaN where these are not above 0."""
         usual = statistics.median(self.recent) if self.recent else 0.0
         return self.loss / usual if usual > 0 else math.nan
+
+    @functools.cached_property
+    def _others_at_its_place(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._past.heights_at_its_place(self._event.step, self._event.optimizer)
+
+    def _is_at_its_place(self, height: float, which: int) -> bool:
+        """Whether it is one of the batches, at the end of each epoch say, whose gradients are the longest anyhow, and
+        its norm (0) or its loss (1) is not far above theirs."""
+        others = self._others_at_its_place[which]
+        return len(others) > 0 and height <= AT_ITS_PLACE * max(1.0, float(others.max()))
 
     @property
     def loss_goes_on(self) -> bool:
@@ -117,6 +134,8 @@ class Batch:
             return False
         alone = self.nearly_overflowed and loss_is_usual(self.loss, self.recent, LOSS_AS_ANY)
         if not self.norm_ratio >= (SPOILED_NORMS_ALONE if alone else SPOILED_NORMS):
+            return False
+        if self._is_at_its_place(self.norm_ratio, 0):
             return False
         heights = self._past.heights("grad_norm", self._event.step, self._event.optimizer, after=after)
         return not is_of_the_tail(self.norm_ratio, heights)

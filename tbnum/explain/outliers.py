@@ -10,7 +10,13 @@ import numpy as np
 
 from tbnum.explain.thresholds import RECURS, RECURS_EXPECTED, TAIL_LEAST, TAIL_VALUES
 
-__all__ = ["is_of_the_tail", "loss_is_usual", "loss_is_within", "loss_stands_out"]
+__all__ = ["is_of_the_tail", "loss_is_usual", "loss_is_within", "loss_stands_out", "period_of"]
+
+PERIOD_LEAST = 8
+"""Steps of a period, of a data set say, in which the last batch is a short one."""
+
+BY_CHANCE = 8
+"""Times as many of the highest values have to stand at one place of it as would by chance, and half of them."""
 
 
 def loss_is_usual(loss: float, recent: Sequence[float], deviations: float) -> bool:
@@ -59,6 +65,21 @@ def is_of_the_tail(height: float, heights: np.ndarray) -> bool:
 def _some(losses: Sequence[float]) -> Sequence[float]:
     """Without those of exactly 0, of a hinge that nothing pulls at: they are no measure of others."""
     return [loss for loss in losses if loss != 0]
+
+
+def period_of(place: int, places: np.ndarray, heights: np.ndarray) -> int:
+    """By which most of the highest of values (at rising `places`) lie apart, from `place` as well; 0: by none.
+
+    A short last batch of each epoch has gradients that are longer, for fewer samples agree less, and no other has.
+    """
+    if len(places) < TAIL_LEAST:
+        return 0
+    highest = np.sort(places[np.argsort(heights)[-TAIL_VALUES:]])
+    periods = np.unique(np.abs(highest[:, None] - highest))
+    periods = periods[periods >= PERIOD_LEAST]
+    alike = np.count_nonzero((highest - place) % periods[:, None] == 0, axis=1)
+    enough = alike >= np.maximum(TAIL_VALUES / 2, BY_CHANCE * TAIL_VALUES / periods)
+    return int(periods[int(np.argmax(np.where(enough, alike, 0)))]) if enough.any() else 0
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:

@@ -6,6 +6,7 @@ measurement says which. In a healthy run every measurement is a finite number, a
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,9 @@ from tbnum.explain.record import Record
 from tbnum.log.columns import columns_named
 
 __all__ = ["ParameterNorms", "SpoiledUpdate"]
+
+FOLLOWING = 8
+"""Steps after an infinite norm of the parameters, of which one with a finite loss shows that they were finite."""
 
 MAX_TABLES = 32
 """Tables that are opened to recognize a measured NaN: those at which a stretch of them begins."""
@@ -58,6 +62,8 @@ def _measured(record: Record, number: np.ndarray, norms: list[np.ndarray]) -> tu
     if not norms or not len(number):
         return np.empty(0, np.int64), np.empty(0, bool)
     infinite = np.logical_or.reduce([np.isinf(values) for values in norms])
+    if infinite.any():
+        infinite &= ~_are_only_large(record, number)
     known = np.logical_or.reduce([~np.isnan(values) for values in norms])
     steps, finite = number[known], ~infinite[known]
     spoiled = _measured_nan(record, number[~known] if not known.all() else np.empty(0, np.int64))
@@ -66,6 +72,18 @@ def _measured(record: Record, number: np.ndarray, norms: list[np.ndarray]) -> tu
     steps, finite = np.concatenate([steps, spoiled]), np.concatenate([finite, np.zeros(len(spoiled), bool)])
     order = np.argsort(steps, kind="stable")
     return steps[order], finite[order]
+
+
+def _are_only_large(record: Record, number: np.ndarray) -> np.ndarray:
+    """(S,) bool: steps after which the loss is finite, and before which no step was taken whose gradients were not.
+
+    The squares of finite elements overflow beyond 1e19, and then so does their norm.
+    """
+    loss = record.steps.get("loss", np.full(len(number), np.nan))
+    known = np.concatenate([np.isfinite(loss), np.zeros(FOLLOWING, bool)])
+    finite = np.lib.stride_tricks.sliding_window_view(known, FOLLOWING)[1:].any(1)
+    spoiled = min((event.step for event in record.raw_events if event.kind == "nonfinite_step"), default=math.inf)
+    return np.asarray(finite & (number < spoiled))
 
 
 def _measured_nan(record: Record, unknown: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from tbnum.explain.close_look import CloseLook, Gradients
+from tbnum.explain.outliers import period_of
 from tbnum.explain.parameters import ParameterNorms
 from tbnum.explain.words import as_float
 from tbnum.log.columns import StepColumn, columns_named
@@ -73,6 +74,13 @@ class Past(Protocol):
         """
         ...
 
+    def heights_at_its_place(self, step: int, optimizer: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Of the norm and the loss, in steps around it that stand where this one does in a period, as an epoch is.
+
+        Empty where the highest norms have none.
+        """
+        ...
+
     def last_finite_loss(self, before: int) -> int | None:
         """The last recorded step before `before` whose loss was finite."""
         ...
@@ -109,12 +117,13 @@ class Past(Protocol):
         ...
 
 
-def _heights(values: np.ndarray) -> np.ndarray:
-    """Finite values as multiples of the median of `WINDOW` neighbours; none of where that is not above 0."""
-    values = values[np.isfinite(values)]
-    blocks = values[len(values) % WINDOW :].reshape(-1, WINDOW)
-    usual = np.median(blocks, axis=1)[:, None]
-    return np.asarray((blocks / np.where(usual > 0, usual, np.nan))[usual[:, 0] > 0].ravel())
+def _heights(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places of finite values, and these as multiples of the median of `WINDOW` neighbours, where it is above 0."""
+    known = np.flatnonzero(np.isfinite(values))
+    places = known[len(known) % WINDOW :].reshape(-1, WINDOW)
+    usual = np.median(values[places], axis=1)
+    places, usual = places[usual > 0], usual[usual > 0, None]
+    return places.ravel(), np.asarray((values[places] / usual).ravel())
 
 
 class RecordedPast:
@@ -152,7 +161,19 @@ class RecordedPast:
             return np.empty(0)
         end = int(np.searchsorted(self._step, step))
         window = slice(max(WINDOW, end - HISTORY), end + HISTORY if after else end)
-        return _heights(values[window][~self._skipped[window]])
+        return _heights(values[window][~self._skipped[window]])[1]
+
+    def heights_at_its_place(self, step: int, optimizer: str | None) -> tuple[np.ndarray, np.ndarray]:
+        row = int(np.searchsorted(self._step, step))
+        begin = max(WINDOW, row - HISTORY)
+        window = slice(begin, row + HISTORY)
+        norms = self._steps.get(StepColumn(optimizer, "grad_norm").full, self._steps.get("grad_norm", self._loss))
+        taken = (np.where(self._skipped[window], np.nan, values[window]) for values in (norms, self._loss))
+        (places, norm), (others, loss) = map(_heights, taken)
+        period = period_of(row - begin, places, norm)
+        if not period:
+            return np.empty(0), np.empty(0)
+        return norm[(places - row + begin) % period == 0], loss[(others - row + begin) % period == 0]
 
     def last_finite_loss(self, before: int) -> int | None:
         if self._finite_at is None:
@@ -237,7 +258,10 @@ class LivePast:
         if name != "loss":
             return np.empty(0)  # not kept
         losses = [loss for row, at, loss in self._recent if at < step and row >= WINDOW]
-        return _heights(np.array(losses[-HISTORY:]))
+        return _heights(np.array(losses[-HISTORY:]))[1]
+
+    def heights_at_its_place(self, step: int, optimizer: str | None) -> tuple[np.ndarray, np.ndarray]:
+        return np.empty(0), np.empty(0)  # norms are not kept
 
     def last_finite_loss(self, before: int) -> int | None:
         return next((step for step in reversed(self._last_finite) if step < before), None)

@@ -24,6 +24,7 @@ from tbnum.explain.record import SCALE_CHANGES, scaler_settings
 from tbnum.explain.thresholds import (
     EDGE_DEVIATIONS,
     EDGE_PROBED,
+    HIGHEST_HELD,
     NORM_ROSE,
     SCALE_FALLEN,
     SCALE_HELD,
@@ -203,6 +204,7 @@ class Rules:
         injected = self._injected[1] if self._injected and self._injected[0] == step else None
         self.parameters.measured(event)
         since = self.parameters.since(step)
+        held_before = self._held_long
         self._note_held(scale, held)
         nan_only = made_in_backward(batch.gradients, scale, inf_counts=False)
         cause = self._cause(event, batch, held, before, injected is not None, since is not None, nan_only)
@@ -231,7 +233,10 @@ class Rules:
             since=since,
             growth_interval=self._growth_interval if self._interval_known else 0,
             injected=injected,
-            at_edge=cause == "bad_batch" and injected is None and row.is_first_but_for_probes and self._at_edge(batch),
+            at_edge=cause == "bad_batch"
+            and injected is None
+            and row.is_first_but_for_probes
+            and self._at_edge(batch, held, held_before),
             collapsed=row.collapsed,
             nan_only=nan_only,
             new_scale=self._start is not None and not self._unskipped(at, self._start, self._start_skips, before),
@@ -340,7 +345,7 @@ class Rules:
         if steps >= SCALE_HELD and not scale <= self._held_long and math.isfinite(scale):
             self._held_long = scale
 
-    def _at_edge(self, batch: Batch) -> bool:
+    def _at_edge(self, batch: Batch, held: int, held_before: float) -> bool:
         """Whether nothing points to a bad batch: the loss and the gradients that stayed finite are known, and do not
         stand out, and what did not fit became inf. Then the scale had no headroom left. A loss that stands out is none
         of that where the scale is known to have none, and the gradients are hardly longer than usual.
@@ -353,15 +358,16 @@ class Rules:
         return (
             not batch.scale * SCALE_FALLEN <= self._held_long
             and (usual or short or batch.loss_recurs(after=True))
-            and self._norms_are_usual(batch)
+            and self._norms_are_usual(batch, held, held_before)
             and gradients is not None
             and (gradients.inf > 0 or batch.nearly_overflowed)
         )
 
-    def _norms_are_usual(self, batch: Batch) -> bool:
-        """Where no gradient is finite, a scale that has never held for long, or had no headroom, is suspect enough."""
+    def _norms_are_usual(self, batch: Batch, held: int, held_before: float) -> bool:
+        """Where no gradient is finite, a scale that is the highest so far, or had no headroom, is suspect enough."""
         if math.isnan(batch.norm_ratio):
-            return self._is_probed(batch.scale) or not batch.scale <= self._held_long
+            highest = held < HIGHEST_HELD and not batch.scale <= held_before
+            return self._is_probed(batch.scale) or highest
         return not batch.norms_stand_out(after=True)
 
     def _is_probed(self, scale: float) -> bool:
