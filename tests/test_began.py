@@ -46,7 +46,7 @@ def test_an_overflow_inside_a_module_whose_bias_is_finite_began_there():
     found = pattern(*up_to("blocks.3.mlp.fc2.weight"))
     assert found.how == "spread"
     assert found.text == (
-        "Everything before blocks.3.mlp.fc2 is non-finite, nothing after it: the overflow began in the backward of "
+        "Everything before blocks.3.mlp.fc2 is non-finite, nothing after it: that began in the backward of "
         "blocks.3.mlp.fc2."
     )
     assert found.modules == ("blocks.3.mlp.fc2",) and found.producers == ("blocks.3.mlp.fc2.weight",)
@@ -87,7 +87,7 @@ def test_without_a_pattern_nothing_is_claimed():
         ("w",),
         ("w",),
         0,
-        "No gradient is finite: the overflow began in the backward of w or behind it, up to the loss.",
+        "No gradient is finite: that began in the backward of w or behind it, up to the loss.",
     )
 
 

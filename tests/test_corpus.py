@@ -219,7 +219,7 @@ def test_an_overflow_on_the_way_back_is_reported_to_begin_between_the_modules_ar
     assert (began["how"], began["modules"], began["propagators"]) == ("spread", ["outlet", "middle"], 2)
     assert [each["name"] for each in skip.data["evidence"]["nonfinite"]][-1].startswith("inlet")
     assert skip.message.endswith(
-        "Everything up to middle is non-finite, nothing from outlet on: the overflow began in the backward of "
+        "Everything up to middle is non-finite, nothing from outlet on: that began in the backward of "
         "outlet, of middle, or of what lies between them."
     )
 

@@ -598,7 +598,7 @@ def test_the_words_on_where_an_overflow_began_name_the_modules_on_both_sides() -
     assert "Everything up to b is non-finite, nothing from c on" in text("xxxx..")
     assert text("xxx...").startswith("Everything before b is non-finite, nothing after it")
     assert text("xxxxxx").startswith("No gradient is finite") and text("xxx.x.") == ""
-    assert text("..x...").startswith("It overflowed by itself") and text("..x.x.").startswith("Each of them")
+    assert text("..x...").startswith("It became non-finite by itself") and text("..x.x.").startswith("Each of them")
     assert "within b (b.bias)" in text("xx.x..")
 
 

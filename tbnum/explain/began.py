@@ -1,4 +1,4 @@
-"""Where in a backward pass an overflow began, from which gradients are finite and which are not.
+"""Where in a backward pass what is not finite began, from which gradients are finite and which are not.
 
 Backward goes through a network from its end. A gradient that becomes non-finite on the way makes all that follow
 non-finite too; so the tensors of a network in forward order are non-finite up to some place, and finite from there on.
@@ -20,8 +20,8 @@ class Began:
     """What the pattern of non-finite gradients says.
 
     `how`: "spread" (everything up to some module is non-finite, nothing after it), "everything" (no finite gradient is
-    left), "alone" (gradients overflowed one by one, and what was passed on stayed finite), "within" (the border lies
-    somewhere in one block), "scattered" (no pattern: nothing is claimed).
+    left), "alone" (gradients became non-finite one by one, and what was passed on stayed finite), "within" (the border
+    lies somewhere in one block), "scattered" (no pattern: nothing is claimed).
     """
 
     how: str
@@ -54,15 +54,15 @@ def _spread(names: Sequence[str], last: int) -> Began:
     producers = tuple(name for name in names[: last + 1] if module_of(name) == module)
     further = last + 1 - len(producers)
     if last == len(names) - 1:
-        text = f"No gradient is finite: the overflow began in the backward of {module} or behind it, up to the loss."
+        text = f"No gradient is finite: that began in the backward of {module} or behind it, up to the loss."
         return Began("everything", (module,), producers, further, text)
     following = module_of(names[last + 1])
     before = f"Everything before {module}"
     if following == module:  # its other tensors are finite, so what came in was
-        text = f"{before} is non-finite, nothing after it: the overflow began in the backward of {module}."
+        text = f"{before} is non-finite, nothing after it: that began in the backward of {module}."
         return Began("spread", (module,), producers, further, text)
     text = (
-        f"Everything up to {module} is non-finite, nothing from {following} on: the overflow began in the backward of "
+        f"Everything up to {module} is non-finite, nothing from {following} on: that began in the backward of "
         f"{following}, of {module}, or of what lies between them."
     )
     return Began("spread", (following, module), producers, further, text)
@@ -87,7 +87,7 @@ def _within(names: Sequence[str], bad: Sequence[bool]) -> Began | None:
         if len(before) > 1 and all(before) and after and not any(after):
             inside = tuple(name for name, one in zip(names, bad, strict=True) if one and _below(name, block))
             text = (
-                f"Everything before {block} is non-finite, nothing after it: the overflow began within {block} "
+                f"Everything before {block} is non-finite, nothing after it: that began within {block} "
                 f"({_listed(inside)})."
             )
             return Began("within", (block,), inside, sum(bad) - len(inside), text)
@@ -95,7 +95,7 @@ def _within(names: Sequence[str], bad: Sequence[bool]) -> Began | None:
 
 
 def _one_by_one(names: Sequence[str], bad: Sequence[bool]) -> Began:
-    """No border. Each overflowed by itself where finite gradients were computed after it.
+    """No border. Each became non-finite by itself where finite gradients were computed after it.
 
     Of the first module, none can have been. But the gradient that reached it came past the second.
     """
@@ -104,7 +104,7 @@ def _one_by_one(names: Sequence[str], bad: Sequence[bool]) -> Began:
     if all(bad[: len(first) + 1]):
         return Began("scattered", (), found, 0, "")
     modules = tuple(dict.fromkeys(map(module_of, found)))
-    text = "It overflowed by itself" if len(found) == 1 else "Each of them overflowed by itself"
+    text = "It became non-finite by itself" if len(found) == 1 else "Each of them became non-finite by itself"
     text += ": what was passed on stayed finite."
     return Began("alone", modules, found, 0, text)
 
