@@ -147,6 +147,22 @@ def test_of_heavy_tails_the_first_overflow_is_no_bad_batch_though_no_scale_had_h
     assert (skip.cause, skip.severity) == ("bad_batch", "info")
 
 
+@pytest.mark.parametrize(
+    ("probed", "largest", "cause"),
+    [(True, 10_000.0, "unknown"), (True, 4_000.0, "backward_nonfinite"), (False, 10_000.0, "backward_nonfinite")],
+)
+def test_nan_that_began_inside_a_model_may_be_an_overflow_where_a_higher_scale_had_failed(
+    probed: bool, largest: float, cause: str
+):
+    """As in a recurrence, whose saturated gates make NaN of what overflowed on its way back."""
+    loop = Loop(growth_interval=40 if probed else 1000)
+    for index in range(60):
+        loop.step(overflow=loop.scale > 2.0**16, loss=2.5 + 0.01 * (3 * index % 7))
+    loop.step(overflow=True, loss=2.5, **nan_only(largest_finite=largest / loop.scale))
+    loop.steps(40)
+    assert skips(explain_run(loop.run()))[-1].cause == cause
+
+
 @pytest.mark.parametrize("largest", [144 / 65536, NAN])
 def test_nan_in_every_tensor_right_after_a_growth_may_be_an_overflow(largest: float):
     """The gradient of a gradient that overflows: inf meets inf before the first of them."""

@@ -170,7 +170,7 @@ class RecordedPast:
         norms = self._steps.get(StepColumn(optimizer, "grad_norm").full, self._steps.get("grad_norm", self._loss))
         taken = (np.where(self._skipped[window], np.nan, values[window]) for values in (norms, self._loss))
         (places, norm), (others, loss) = map(_heights, taken)
-        period = period_of(row - begin, places, norm)
+        period = period_of(row - begin, places, norm) or period_of(row - begin, *_heights(self._loss[window]))
         if not period:
             return np.empty(0), np.empty(0)
         return norm[(places - row + begin) % period == 0], loss[(others - row + begin) % period == 0]

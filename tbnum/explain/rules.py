@@ -327,16 +327,18 @@ class Rules:
     def _may_have_overflowed(self, event: Known, batch: Batch, held: int) -> bool:
         """Whether NaN that looks like backward's own may be an overflow's all the same.
 
-        What overflows behind a normalization is NaN everywhere before it. It does right after a growth, or in the batch
-        whose gradients are the longest, and so is its loss; NaN of backward's own is in any. Not where the largest
-        finite gradient was far from an overflow, unless right after a growth every tensor held NaN: where the gradient
-        of a gradient overflows, inf meets inf before the first of them.
+        What overflows behind a normalization is NaN everywhere before it, and in a recurrence in all that it is made
+        of. It does right after a growth, or in the batch whose gradients are the longest, and so is its loss; NaN of
+        backward's own is in any. So is an overflow that began inside a model, of a scale without headroom. Not where
+        the largest finite gradient was far from an overflow, unless right after a growth every tensor held NaN: where
+        the gradient of a gradient overflows, inf meets inf before the first of them.
         """
         elsewhere = made_in_backward(batch.gradients, batch.scale, inf_counts=False)
         everywhere = batch.is_everywhere and event.facts.tensors > 1  # what is finite is no measure of them
         if self._last_change == "scale_growth" and held < min(self._growth_interval, PROBE_STEPS):
             return everywhere or not elsewhere
-        return not elsewhere and batch.loss_is_high
+        inside = self._is_probed(batch.scale) and not batch.is_everywhere
+        return not elsewhere and (batch.loss_is_high or inside)
 
     def _note_held(self, scale: float, steps: int) -> None:
         """The scale held for so many unskipped steps."""
