@@ -386,3 +386,11 @@ def test_a_policys_gain_near_zero_that_stays_higher_is_an_information():
     for level, severity in ((-0.5, "info"), (-50.0, "warning")):
         (spike,) = spikes(columns(2000, loss=level + gain + np.where(np.arange(2000) >= 1500, 16.0, 0.0)))
         assert spike.severity == severity or spike.data["lasting"], level
+
+
+def test_a_gain_that_grows_for_long_is_not_far_off_for_where_it_ends():
+    """An actor's loss beside its critic's: how much it is worth to it, which training is to raise."""
+    critic = 0.05 + 0.005 * np.random.default_rng(0).standard_normal(2000)
+    actor = np.where(np.arange(2000) >= 500, 0.2 + np.maximum(np.arange(2000) - 600, 0) / 100, 0.0)
+    found = spikes(columns(2000, loss=actor + critic, **{"a/loss": actor, "b/loss": critic}))
+    assert found and {spike.severity for spike in found} == {"info"} and found[0].data["lasting"]

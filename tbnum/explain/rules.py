@@ -28,6 +28,7 @@ from tbnum.explain.thresholds import (
     NORM_ROSE,
     SCALE_FALLEN,
     SCALE_HELD,
+    SPOILED_NORMS,
 )
 from tbnum.log.numbering import Numbering
 
@@ -350,27 +351,22 @@ class Rules:
     def _at_edge(self, batch: Batch, held: int, held_before: float) -> bool:
         """Whether nothing points to a bad batch: the loss and the gradients that stayed finite are known, and do not
         stand out, and what did not fit became inf. Then the scale had no headroom left. A loss that stands out is none
-        of that where the scale is known to have none, and the gradients are hardly longer than usual.
+        of that where the gradients are not so much longer than usual that a scale with headroom would bear them.
 
         A scale far below one that had held is no longer at its edge: the gradients grow.
         """
         gradients, probed = batch.gradients, self._is_probed(batch.scale)
+        highest = held < HIGHEST_HELD and not batch.scale <= held_before
         usual = loss_is_usual(batch.loss, batch.recent, EDGE_PROBED if probed else EDGE_DEVIATIONS)
-        short = probed and batch.norm_ratio <= NORM_ROSE
+        short = batch.norm_ratio <= (NORM_ROSE if probed else SPOILED_NORMS if highest else 0.0)
+        known = not math.isnan(batch.norm_ratio)
         return (
             not batch.scale * SCALE_FALLEN <= self._held_long
             and (usual or short or batch.loss_recurs(after=True))
-            and self._norms_are_usual(batch, held, held_before)
+            and (not batch.norms_stand_out(after=True) if known else probed or highest)
             and gradients is not None
             and (gradients.inf > 0 or batch.nearly_overflowed)
         )
-
-    def _norms_are_usual(self, batch: Batch, held: int, held_before: float) -> bool:
-        """Where no gradient is finite, a scale that is the highest so far, or had no headroom, is suspect enough."""
-        if math.isnan(batch.norm_ratio):
-            highest = held < HIGHEST_HELD and not batch.scale <= held_before
-            return self._is_probed(batch.scale) or highest
-        return not batch.norms_stand_out(after=True)
 
     def _is_probed(self, scale: float) -> bool:
         """Whether the scale is known to have less than a doubling to spare: the scaler tried the next higher one in

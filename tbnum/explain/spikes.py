@@ -388,6 +388,7 @@ def _described(
 ) -> Spike:
     """`rows` (N,): where the `values` stand in the record."""
     at, normal, deviation = found.begin, found.usual, found.deviation
+    says_little |= column.name == "loss" and normal < 0 and deviation > SURROGATE * -normal
     border = normal + max(BACK_DEVIATIONS * deviation, BACK_SHARE * abs(normal))
     usual = normal + max(BACK_ERRORS * deviation, BACK_SHARE * abs(normal)) if found.level else border
     after = values[at + 1 : at + 1 + BASELINE]
@@ -404,14 +405,14 @@ def _described(
             back, lasting = end, end is None
         sharp = float(np.median(high[-NEXT:])) - normal >= SHARP * (level - normal)
         block = end is not None and end >= SLOW_BACK and sharp
-        beyond = float(np.sort(high)[-min(len(high), ONE_STEP + 1)]) - normal  # one and the next may be single batches
+        jump = high[:BASELINE] if says_little else high  # a gain may go on to grow, as it is meant to
+        beyond = float(np.sort(jump)[-min(len(jump), ONE_STEP + 1)]) - normal  # one and the next may be single batches
         far = beyond > max(FAR_DEVIATIONS * deviation, FAR_TIMES * abs(normal))
     back_after = int(rows[at + 1 + back] - rows[at]) if back is not None and not lasting else None
     peak = float(values[found.peak])
     row, peak_row = int(rows[at]), int(rows[found.peak])
     far = far and column.name == "loss" and (back_after is None or back_after > ONE_STEP)
     restarted = _restarted(record, row)
-    says_little |= column.name == "loss" and normal < 0 and deviation > SURROGATE * -normal
     facts = (column, row, peak_row, peak, normal, back_after, lasting, far, restarted, block, level)
     return Spike(*facts, says_little=says_little)
 
