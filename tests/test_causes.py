@@ -397,6 +397,23 @@ def test_a_scale_far_below_one_that_had_held_is_never_nothing_to_do():
     assert rules(run)["scale_falls"].severity == "warning"
 
 
+@pytest.mark.parametrize("loss", [NAN, 2.5])
+def test_a_scale_that_losses_of_nan_brought_down_does_not_say_that_gradients_grow(loss: float):
+    loop = Loop(scale=1024.0, growth_interval=10_000)
+    loop.steps(100)
+    for _ in range(12):
+        loop.step(overflow=True, loss=loss)
+        loop.steps(40)
+    found = rules(loop.run())
+    grown = [
+        text in found[rule].evidence for rule, text in (("scale_falls", "grow"), ("scale_below_one", "do not fit"))
+    ]
+    assert grown == ([False, False] if math.isnan(loss) else [True, True])
+    of_nan = ["12 skips, 12 of them" in found[rule].evidence for rule in ("scale_falls", "scale_below_one")]
+    assert of_nan == [math.isnan(loss), False]
+    assert ("no overflow" in found["scale_below_one"].remedy) == math.isnan(loss)
+
+
 def test_a_loss_that_is_finite_once_the_scale_has_come_down_followed_the_scale():
     """torch's own recipe for a gradient penalty: autograd.grad of the scaled loss overflows."""
     loop = Loop()

@@ -32,7 +32,7 @@ from tbnum.explain.thresholds import (
 )
 from tbnum.log.numbering import Numbering
 
-__all__ = ["BENIGN", "COLLAPSE_SKIPS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "StepVerdict"]
+__all__ = ["BENIGN", "COLLAPSE_SKIPS", "HOPELESS", "PROBE_STEPS", "Collapse", "Rules", "Skip", "StepVerdict"]
 
 BENIGN = ("scale_warmup", "growth_probe")
 """Causes that belong to the life of a dynamic loss scale."""

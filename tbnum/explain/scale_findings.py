@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from tbnum.explain.causes import SET_BELOW_ONE
+from tbnum.explain.causes import CAUSES, SET_BELOW_ONE
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
+from tbnum.explain.rules import HOPELESS
 from tbnum.explain.thresholds import EXTREME_SCALE, SCALE_FALLEN, SCALE_FLOOR, SCALE_HELD
 from tbnum.explain.view import RunView
 from tbnum.explain.words import as_float, count_text, number_text, scale_text
@@ -88,15 +90,34 @@ def scale_falls(view: RunView) -> Iterator[Finding]:
     by_hand = any(event.step > since for event in view.of("scale_set") + view.of("scaler_state_lost"))
     if now * SCALE_FALLEN > levels[best] or len(falls) < FALLS or by_hand:
         return
+    no_overflow = _brought_down_by_nan(view, since, falls[-1])
     yield Finding(
         "scale_falls",
         "warning",
         "The loss scale keeps falling",
         f"It was {scale_text(float(levels[best]))} for {count_text(int(lengths[best]), 'step')} from step {since:,} "
-        f"on, and is {scale_text(now)} now, after {count_text(len(falls), 'more overflow')}: the gradients grow.",
-        "Lower the learning rate or clip harder before the scale is used up; look at what grows (attention logits, the "
-        "norm of an activation). bfloat16 has no such limit.",
+        f"on, and is {scale_text(now)} now, after "
+        + (f"{no_overflow}." if no_overflow else f"{count_text(len(falls), 'more overflow')}: the gradients grow."),
+        NO_SCALE_HELPS
+        if no_overflow
+        else "Lower the learning rate or clip harder before the scale is used up; look at what grows (attention "
+        "logits, the norm of an activation). bfloat16 has no such limit.",
         steps_of([since, *falls]),
+    )
+
+
+NO_SCALE_HELPS = "Look at these skips first: what they found is no overflow, and the scale comes down for nothing."
+
+
+def _brought_down_by_nan(view: RunView, first: int, last: int) -> str:
+    """Of the skips between two steps how many, and why, where most are none that a lower scale helps; else ""."""
+    skips = [event for event in view.of("skip") if first < event.step <= last]
+    causes = Counter(event.cause for event in skips if event.cause in HOPELESS)
+    if 2 * causes.total() <= len(skips):
+        return ""
+    ((cause, _),) = causes.most_common(1)
+    return (
+        f"{count_text(len(skips), 'skip')}, {causes.total():,} of them for what no scale helps ({CAUSES[str(cause)]})"
     )
 
 
@@ -113,6 +134,7 @@ def scale_floor(view: RunView) -> Iterator[Finding]:
         low, first = float(scale[rows].min()), int(view.number[rows[0]])
         lowered = [event for event in view.of("scale_set") if event.step <= first]
         by_hand = len(lowered) > 0 and as_float(lowered[-1].data.get("new_scale")) < SCALE_FLOOR
+        no_overflow = "" if by_hand else _brought_down_by_nan(view, -1, first)
         yield Finding(
             "scale_below_one",
             "warning",
@@ -122,10 +144,14 @@ def scale_floor(view: RunView) -> Iterator[Finding]:
             + (
                 f"it was set by hand at step {lowered[-1].step:,}."
                 if by_hand
+                else f"it came down over {no_overflow}."
+                if no_overflow
                 else "the largest gradients do not fit float16 at their true size."
             ),
             SET_BELOW_ONE
             if by_hand
+            else NO_SCALE_HELPS
+            if no_overflow
             else "Lower the learning rate or the loss (a mean in place of a sum), clip harder, or use bfloat16.",
             steps_of(view.number[rows]),
         )
