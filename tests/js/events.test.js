@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { eventFacts, eventText, listedEvents, listedTotal, sentinelText, tensorsAtFault, withWords } from "../../plugins/tensorboard_plugin_tbnum/frontend/events.ts";
+import { fact, eventFacts, eventText, listedEvents, listedTotal, sentinelText, tensorsAtFault, withWords } from "../../plugins/tensorboard_plugin_tbnum/frontend/events.ts";
 
 import { buildLanes } from "../../plugins/tensorboard_plugin_tbnum/frontend/marks.ts";
 
@@ -80,4 +80,11 @@ test("a skip and the backoff that follows from it are one row, until the skips a
   assert.deepEqual(listed(), ["3 skip", "5 scale_backoff"]);
   assert.deepEqual(listed("skip"), ["3 scale_backoff", "5 scale_backoff"]);
   assert.equal(listedTotal(lanes), 2);
+});
+
+test("a column of an optimizer is called by the optimizer's name as it is, and what it is", () => {
+  assert.deepEqual(fact("gen A/grad_norm", 0.5), ["gen A: Gradient norm", "0.5"]);
+  assert.deepEqual(fact("lr/1", 0.5), ["lr/1", "0.5"]);
+  assert.deepEqual(fact("loss/kl", 0.5)[0], "loss/kl");
+  assert.deepEqual(fact("halvings", 2), ["Halvings", "2"]);
 });

@@ -86,6 +86,8 @@ test("linear labels share their decimals", () => {
   assert.deepEqual(linearLabels([0, 0.5, 1]), ["0.0", "0.5", "1.0"]);
   assert.deepEqual(linearLabels([-2, 0, 2]), ["−2", "0", "2"]);
   assert.deepEqual(linearLabels([0, 2e6]), ["0", "2×10⁶"]);
+  assert.deepEqual(linearLabels([1234500, 1234600]), ["1.2345×10⁶", "1.2346×10⁶"], "no two are the same");
+  assert.deepEqual(linearLabels([0.00099995, 0.0009999]), ["9.9995×10⁻⁴", "9.999×10⁻⁴"]);
   assert.deepEqual(linearLabels([]), []);
 });
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { TimeAxis, placesOf } from "../../plugins/tensorboard_plugin_tbnum/frontend/xaxis.ts";
+import { TimeAxis, placesOf, xTickLabels, xTicks } from "../../plugins/tensorboard_plugin_tbnum/frontend/xaxis.ts";
 import { exact } from "./series.js";
 
 test("steps become seconds and back, also where the clock was set back", () => {
@@ -12,6 +12,14 @@ test("steps become seconds and back, also where the clock was set back", () => {
   assert.equal(axis.stepOf(axis.xOf(4.5)), 4.5, "beyond the last step too");
   const back = new TimeAxis({ ...series, wallTime: Float64Array.of(100, 102, 50, 106) });
   assert.deepEqual([0, 1, 2, 3].map((step) => back.xOf(step)), [0, 2, 2, 6]);
+});
+
+test("steps have ticks of their own and labels that fit, however large their numbers are", () => {
+  const ticks = xTicks(false, 1e15, 1e15 + 49, 700);
+  assert.deepEqual(ticks, [0, 20, 40].map((more) => 1e15 + more));
+  assert.equal(xTickLabels(false, ticks)[1], "1,000,000,000,000,020");
+  assert.deepEqual(xTicks(false, 0, 49, 700), [0, 10, 20, 30, 40]);
+  assert.deepEqual(xTicks(false, 0, 0.3 * 1e6, 400), [0, 1e5, 2e5, 3e5]);
 });
 
 test("points on the axis are written as what it counts, with both ends of what they stand for", () => {

@@ -27,3 +27,9 @@ test("a logarithmic axis goes on below zero where there is such, and its ticks r
   assert.ok(labels.includes("0") && labels.includes("−100") && labels.includes("10"), labels.join());
   assert.deepEqual([...ticks].sort((a, b) => a - b), ticks);
 });
+
+test("a low chart has two ticks where one multiple alone is within its range", () => {
+  assert.deepEqual(yTicks("linear", -0.045, 0.04, 90), [-0.04, -0.02, 0, 0.02, 0.04]);
+  const onto = ONTO_AXIS.symlog;
+  assert.ok(yTicks("symlog", onto(-0.045), onto(0.04), 90).length > 1);
+});

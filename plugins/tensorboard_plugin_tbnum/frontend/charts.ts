@@ -311,7 +311,7 @@ export class Charts {
   drawAbove(plot: Plot, pane: Pane) {
     const drawing = this.#drawing;
     drawEdge(plot, pane.edge, drawing);
-    if (pane.empty) drawInstead(plot, emptyText(this, pane.spec), drawing);
+    if (pane.empty) drawInstead(plot, emptyText(this, pane), drawing);
     this.overlay?.drawNumbers(plot, pane.spec);
   }
 

@@ -8,12 +8,12 @@ import type { Charts } from "./charts.ts";
 import type { ChartSpec, Scale } from "./views.ts";
 
 export class ChartScales {
-  /** by series and view: whether it has values below 0 */
+  /** by series and view: whether it has values below 0, or none but 0 */
   below: WeakMap<SeriesLike, Map<string, boolean>> = new WeakMap();
 
   constructor(readonly charts: Charts) {}
 
-  /** A logarithm has no place for what is not positive: where there is such, it goes on below 0. */
+  /** A logarithm has no place for what is not positive: where there is nothing else, or less than 0, it goes on below. */
   of(spec: ChartSpec): Scale {
     const { store: { state }, overlay } = this.charts;
     if (overlay?.data.relativeFor(spec))
@@ -29,9 +29,11 @@ export class ChartScales {
     const series = this.charts.seriesOf(spec);
     const known = this.below.get(series)?.get(spec.id);
     if (known !== undefined) return known;
-    const found = spec.lines.some((line) =>
-      lineOf(spec, line, series, model.prefix)?.min.some((value) => value < 0 && Number.isFinite(value))
-    );
+    const lines = spec.lines.flatMap((line) => lineOf(spec, line, series, model.prefix) ?? []);
+    const values = lines.flatMap(({ min, max }) => [min, max]);
+    const some = (holds: (value: number) => boolean) =>
+      values.some((part) => part.some((value) => Number.isFinite(value) && holds(value)));
+    const found = some((value) => value < 0) || (some((value) => value === 0) && !some((value) => value > 0));
     this.below.set(series, (this.below.get(series) ?? new Map()).set(spec.id, found));
     return found;
   }

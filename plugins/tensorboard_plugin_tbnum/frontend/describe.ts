@@ -93,16 +93,18 @@ function keyItem(label: string, shape: string, color: string, more: string = "")
 }
 
 /** Why a chart has nothing to draw. */
-export function emptyText(charts: Charts, spec: ChartSpec) {
+export function emptyText(charts: Charts, { spec, edge }: Pick<Pane, "spec" | "edge">) {
   const { prefix, whyEmpty } = charts.shown;
   const series = charts.seriesOf(spec);
   if (charts.overlay?.data.relativeFor(spec)) return "nothing in common with the baseline in view";
   const recorded = spec.lines.some((line) => lineOf(spec, line, series, prefix)?.last.some(Number.isFinite));
-  return recorded ? "no finite value in view" : whyEmpty(spec);
+  if (recorded) return "no finite value in view";
+  return edge.step.length ? `no finite ${spec.title.toLowerCase()}` : whyEmpty(spec);
 }
 
 /** Says in words what a chart shows. @returns whether its key is another, and may need another height */
-export function describePane(charts: Charts, { spec, title, holder, legend, summary, edge }: Pane): boolean {
+export function describePane(charts: Charts, pane: Pane): boolean {
+  const { spec, title, holder, legend, summary, edge } = pane;
   const { shown: model, overlay, colors } = charts;
   const series = charts.seriesOf(spec);
   const [from, to] = stepsInView(model);
@@ -119,7 +121,7 @@ export function describePane(charts: Charts, { spec, title, holder, legend, summ
     overlay?.data.active ? overlay.lacking(spec) : [], overlay?.againstText(spec));
   const ofRanks = ranksText(charts, spec);
   if (ofRanks) items.push(keyItem(ofRanks, "line faint", colors.known["--text-2"]));
-  summary.textContent = summaryOf(spec, series, model, emptyText(charts, spec))
+  summary.textContent = summaryOf(spec, series, model, emptyText(charts, pane))
     + (overlay?.summary(spec, charts.scaleOf(spec)) ?? "");
   const text = colors.css(spec, spec.lines[0]) + items.map((item) => item.textContent).join();
   if (legend.dataset.text === text) return false;

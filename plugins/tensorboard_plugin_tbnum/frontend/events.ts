@@ -94,7 +94,10 @@ export function fact(name: string, value: any): [string, string] {
   const known = FACTS[name];
   const plain = revived(value);
   if (known) return [known[0], known[1](plain)];
-  const label = sentenceCase(words(name));
+  const slash = name.lastIndexOf("/"); // before it an optimizer's name, which is kept as it is
+  const ofOptimizer = slash < 0 ? undefined : FACTS[name.slice(slash + 1)];
+  if (ofOptimizer) return [`${name.slice(0, slash)}: ${ofOptimizer[0]}`, ofOptimizer[1](plain)];
+  const label = slash < 0 ? sentenceCase(words(name)) : name;
   if (plain == null || typeof plain === "number") return [label, formatNumber(plain)];
   if (typeof plain === "string") return [label, plain];
   if (typeof plain === "boolean") return [label, plain ? "yes" : "no"];

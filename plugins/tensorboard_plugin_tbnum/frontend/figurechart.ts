@@ -27,7 +27,7 @@ export function drawChart(context: SvgContext, charts: Charts, pane: Pane) {
 function drawAxes(context: SvgContext, charts: Charts, plot: Plot, { spec, empty }: Pane, ratio: number) {
   const { bbox: { left, top, width, height }, scales: { x, y } } = plot;
   const { time } = charts.geometry;
-  const xs = xTicks(time, Number(x.min), Number(x.max), Math.max(2, Math.floor(width / ratio / 100)));
+  const xs = xTicks(time, Number(x.min), Number(x.max), width / ratio);
   const scale = charts.scaleOf(spec);
   const ys = empty ? [] : yTicks(scale, Number(y.min), Number(y.max), height / ratio);
   const isLast = charts.panes[charts.panes.length - 1].spec === spec;

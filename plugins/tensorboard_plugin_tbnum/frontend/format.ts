@@ -246,7 +246,7 @@ function multiples(min: number, max: number, increment: number) {
   if (!(max >= min) || !(increment > 0)) return ticks;
   const first = Math.ceil(min / increment - 1e-9);
   for (let index = first; index * increment <= max + increment * 1e-9 && ticks.length < 1000; index++) {
-    ticks.push(index === 0 ? 0 : Number((index * increment).toPrecision(12)));
+    ticks.push(index === 0 ? 0 : Number((index * increment).toPrecision(15)));
   }
   return ticks;
 }
@@ -256,7 +256,10 @@ export function linearLabels(ticks: number[]) {
   if (!ticks.length) return [];
   const largest = Math.max(...ticks.map(Math.abs));
   const increment = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : largest || 1;
-  if (largest >= 1e6 || (largest > 0 && largest < 1e-3)) return ticks.map(shortExponent);
+  if (largest >= 1e6 || (largest > 0 && largest < 1e-3)) {
+    const [upper, lower] = [largest, increment].map((value) => Math.floor(Math.log10(value) + 1e-9));
+    return ticks.map((tick) => shortExponent(tick, Math.max(2, Math.min(7, upper - lower)))); // 7: what float32 holds
+  }
   const decimals = Math.min(12, Math.max(0, -Math.floor(Math.log10(increment) + 1e-9)));
   return ticks.map((tick) =>
     sign(tick,
@@ -293,9 +296,10 @@ export function log10Labels(ticks: number[]) {
   });
 }
 
-function shortExponent(value: number) {
+/** @param decimals at most */
+function shortExponent(value: number, decimals: number = 2) {
   if (value === 0) return "0";
-  const [mantissa, exponent] = Math.abs(value).toExponential(2).split("e");
+  const [mantissa, exponent] = Math.abs(value).toExponential(decimals).split("e");
   const short = trimZeros(mantissa);
   const power = formatPower(10, Number(exponent));
   return sign(value, short === "1" ? power : `${short}×${power}`);

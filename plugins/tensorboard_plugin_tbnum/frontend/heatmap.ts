@@ -171,8 +171,7 @@ export class HeatMap {
     this.inner.style.height = `${Math.max(scroller.clientHeight, this.rows.length * height)}px`;
     paintCells(canvas, { cells, mode, range, geometry, rows: this.rows, height, top: scroller.scrollTop,
       width: scroller.clientWidth, tall: scroller.clientHeight });
-    const count = Math.max(2, Math.floor(geometry.width / 100));
-    const ticks = xTicks(geometry.time, geometry.min, geometry.max, count);
+    const ticks = xTicks(geometry.time, geometry.min, geometry.max, geometry.width);
     const labels = xTickLabels(geometry.time, ticks);
     this.axis.replaceChildren(
       ...ticks.map((tick, at) =>

@@ -24,6 +24,11 @@ export function emptyState(logdir: string, scanning: boolean) {
   );
 }
 
+export function noStepState() {
+  return notice("This run ended without a step",
+    element("p", {}, "Check that the training loop steps the wrapped optimizer, and that the run got that far."));
+}
+
 export function problemState(title: string, text: string) {
   return alerting(notice(title, element("p", {}, text)));
 }

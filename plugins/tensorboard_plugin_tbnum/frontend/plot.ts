@@ -52,12 +52,13 @@ export function makePlot(charts: Charts, pane: Pane, size: { width: number; heig
   const { store } = charts;
   const series = seriesOf(charts, pane);
   const ground = (name: string) => () => charts.colors.known[name];
-  const axis = { stroke: ground("--text-2"), font: `11px ${FONT}`, labelFont: `11px ${FONT}` };
+  const axis = { stroke: ground("--text-2"), font: `11px ${FONT}`, labelFont: `11px ${FONT}`,
+    incrs: (_: Plot, __: number, min: number, max: number) => [Math.max(5, max - min)] }; // uPlot's own end at 1e16
   const isTime = () => store.state.axis === "time";
   const xAxis = { ...axis, size: last ? X_TICKS_HEIGHT : 1, gap: 6, labelSize: X_LABEL_HEIGHT, labelGap: 0, space: 90,
     label: last ? xLabel(store.state.axis, store.state.loaded?.info.pauses?.length) : undefined,
     splits: (plot: Plot, _: number, min: number, max: number) =>
-      xTicks(isTime(), min, max, Math.max(2, Math.floor(areaOf(plot).width / 100))),
+      xTicks(isTime(), min, max, areaOf(plot).width),
     values: (_: Plot, ticks: number[]) => (last ? xTickLabels(isTime(), ticks) : ticks.map(() => "")),
     grid: { stroke: ground("--grid"), width: 1 }, ticks: { show: last, stroke: ground("--grid"), width: 1, size: 5 } };
   const yAxis = { ...axis, size: charts.gutter, gap: 8,

@@ -63,13 +63,13 @@ export class RowList {
       this.element.scrollTop = top + 2 * this.options.rowHeight - clientHeight;
   }
 
-  /** A chosen row that was in sight stays in sight. */
+  /** A chosen row that was in sight stays in sight; one that was chosen before there was room comes into it. */
   #resized() {
     const { scrollTop, clientHeight } = this.element;
     const top = this.chosen * this.options.rowHeight;
     const before = this.height;
     this.height = clientHeight;
-    if (this.chosen >= 0 && top >= scrollTop && top < scrollTop + before) this.reveal(this.chosen);
+    if (this.chosen >= 0 && (!before || (top >= scrollTop && top < scrollTop + before))) this.reveal(this.chosen);
     this.#render();
   }
 

@@ -7,7 +7,7 @@ import { RouteError, Unreachable } from "./api.ts";
 import { counted, formatCount, runTitle } from "./format.ts";
 import { reload } from "./actions.ts";
 import { buildLanes } from "./marks.ts";
-import { waitingState } from "./notices.ts";
+import { noStepState, waitingState } from "./notices.ts";
 import { bucketsOf, chosenEvent, columnsOf, extentOf } from "./state.ts";
 import { fitted } from "./views.ts";
 import { newest, zoomTo } from "./zoom.ts";
@@ -68,7 +68,8 @@ export class RunData {
     ]);
     if (state.run !== run) return false;
     if (!overview || !overview.length) {
-      store.set({ loaded: null, message: waitingState("The run has begun; its first step has not arrived yet.") });
+      store.set({ loaded: null, message: info.meta.ended ? noStepState()
+        : waitingState("The run has begun; its first step has not arrived yet.") });
       return true;
     }
     const events = api.events(run);

@@ -76,8 +76,12 @@ export function xAxisOf(axis: Alignment, overview: Series, pauses: [number, numb
     : updates ? new TimeAxis(overview, updates.max) : STEPS_AXIS;
 }
 
-/** @param time whether it shows seconds */
-export function xTicks(time: boolean, min: number, max: number, count: number) {
+const [TICK_WIDTH, DIGIT_WIDTH] = [100, 8]; // pixels
+
+/** @param time whether it shows seconds @param width pixels */
+export function xTicks(time: boolean, min: number, max: number, width: number) {
+  const each = time ? TICK_WIDTH : Math.max(TICK_WIDTH, DIGIT_WIDTH * formatCount(max).length);
+  const count = Math.max(2, Math.floor(width / each));
   return time ? timeTicks(min, max, count) : linearTicks(min, max, count, 1);
 }
 

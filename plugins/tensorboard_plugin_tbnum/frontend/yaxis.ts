@@ -68,8 +68,14 @@ export function yTicks(scale: Scale, min: number, max: number, height: number) {
     case "symlog":
       return symlogTicks(min, max, count);
     default:
-      return linearTicks(min, max, count);
+      return someTicks(min, max, count);
   }
+}
+
+/** One alone gives no measure: then twice as many may stand there. */
+function someTicks(min: number, max: number, count: number) {
+  const ticks = linearTicks(min, max, count);
+  return ticks.length > 1 ? ticks : linearTicks(min, max, 2 * count);
 }
 
 function fromSymlog(tick: number) {
@@ -87,7 +93,7 @@ function symlogTicks(min: number, max: number, count: number) {
   const stride = Math.ceil(every.length / count);
   const zero = every.indexOf(0);
   const ticks = every.filter((_, at) => (at - zero) % stride === 0);
-  return (ticks.length < 3 ? linearTicks(low, high, count) : ticks).map(onto);
+  return (ticks.length < 3 ? someTicks(low, high, count) : ticks).map(onto);
 }
 
 export function yLabels(scale: Scale, ticks: number[]) {
