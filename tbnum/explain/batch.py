@@ -92,10 +92,8 @@ class Batch:
 
     def loss_recurs(self, *, after: bool = False) -> bool:
         """Whether steps that did not overflow had losses as high for their time: heavy tails make such batches."""
-        if self._is_at_its_place(self._times_usual, 1):
-            return True
         heights = self._past.heights("loss", self._event.step, None, after=after)
-        return is_of_the_tail(self._times_usual, heights)
+        return is_of_the_tail(self._times_usual, heights) or self._is_at_its_place(self._times_usual, 1)
 
     @property
     def _times_usual(self) -> float:
@@ -135,10 +133,8 @@ class Batch:
         alone = self.nearly_overflowed and loss_is_usual(self.loss, self.recent, LOSS_AS_ANY)
         if not self.norm_ratio >= (SPOILED_NORMS_ALONE if alone else SPOILED_NORMS):
             return False
-        if self._is_at_its_place(self.norm_ratio, 0):
-            return False
         heights = self._past.heights("grad_norm", self._event.step, self._event.optimizer, after=after)
-        return not is_of_the_tail(self.norm_ratio, heights)
+        return not (is_of_the_tail(self.norm_ratio, heights) or self._is_at_its_place(self.norm_ratio, 0))
 
     @property
     def _is_gain(self) -> bool:

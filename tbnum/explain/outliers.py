@@ -74,7 +74,7 @@ def period_of(place: int, places: np.ndarray, heights: np.ndarray) -> int:
     """
     if len(places) < TAIL_LEAST:
         return 0
-    highest = np.sort(places[np.argsort(heights)[-TAIL_VALUES:]])
+    highest = np.sort(places[np.argpartition(heights, -TAIL_VALUES)[-TAIL_VALUES:]])
     periods = np.unique(np.abs(highest[:, None] - highest))
     periods = periods[periods >= PERIOD_LEAST]
     alike = np.count_nonzero((highest - place) % periods[:, None] == 0, axis=1)

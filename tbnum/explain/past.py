@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -121,7 +122,8 @@ def _heights(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The places of finite values, and these as multiples of the median of `WINDOW` neighbours, where it is above 0."""
     known = np.flatnonzero(np.isfinite(values))
     places = known[len(known) % WINDOW :].reshape(-1, WINDOW)
-    usual = np.median(values[places], axis=1)
+    ordered = np.sort(values[places], axis=1)  # ten times as fast as to partition rows this short
+    usual = (ordered[:, WINDOW // 2 - 1] + ordered[:, WINDOW // 2]) / 2
     places, usual = places[usual > 0], usual[usual > 0, None]
     return places.ravel(), np.asarray((values[places] / usual).ravel())
 
@@ -141,7 +143,6 @@ class RecordedPast:
         self._step = steps.get("step", np.empty(0, np.int64))
         self._loss = steps.get("loss", np.full(len(self._step), np.nan))
         self._skipped = steps.get("skipped", np.zeros(len(self._step), bool))
-        self._finite_at: np.ndarray | None = None
 
     def recent_losses(self, before: int) -> list[float]:
         end = int(np.searchsorted(self._step, before))
@@ -166,25 +167,32 @@ class RecordedPast:
     def heights_at_its_place(self, step: int, optimizer: str | None) -> tuple[np.ndarray, np.ndarray]:
         row = int(np.searchsorted(self._step, step))
         begin = max(WINDOW, row - HISTORY)
-        window = slice(begin, row + HISTORY)
-        norms = self._steps.get(StepColumn(optimizer, "grad_norm").full, self._steps.get("grad_norm", self._loss))
-        taken = (np.where(self._skipped[window], np.nan, values[window]) for values in (norms, self._loss))
-        (places, norm), (others, loss) = map(_heights, taken)
-        period = period_of(row - begin, places, norm) or period_of(row - begin, *_heights(self._loss[window]))
+        window, place = slice(begin, row + HISTORY), row - begin
+        values = self._steps.get(StepColumn(optimizer, "grad_norm").full, self._steps.get("grad_norm", self._loss))
+        (places, norms), (others, losses) = _heights(values[window]), _heights(self._loss[window])
+        period = period_of(place, places, norms) or period_of(place, others, losses)
         if not period:
             return np.empty(0), np.empty(0)
-        return norm[(places - row + begin) % period == 0], loss[(others - row + begin) % period == 0]
+        places, others = places - place, others - place
+        return norms[(places % period == 0) & (places != 0)], losses[(others % period == 0) & (others != 0)]
 
     def last_finite_loss(self, before: int) -> int | None:
-        if self._finite_at is None:
-            self._finite_at = self._step[np.isfinite(self._loss)]
         end = int(np.searchsorted(self._finite_at, before))
         return int(self._finite_at[end - 1]) if end else None
 
+    @functools.cached_property
+    def _finite_at(self) -> np.ndarray:
+        return self._step[np.isfinite(self._loss)]
+
     def without_gradient(self, after: int, before: int) -> int:
-        rows = slice(*np.searchsorted(self._step, [after + 1, before]))
-        norms = [values[rows] == 0 for _, values in columns_named(self._steps, "grad_norm")]
-        return int(np.count_nonzero(np.logical_and.reduce([*norms, ~self._skipped[rows]]))) if norms else 0
+        begin, end = np.searchsorted(self._without_gradient, [after + 1, before])
+        return int(end - begin)
+
+    @functools.cached_property
+    def _without_gradient(self) -> np.ndarray:
+        """Their numbers, rising."""
+        norms = [values == 0 for _, values in columns_named(self._steps, "grad_norm")]
+        return self._step[np.logical_and.reduce([*norms, ~self._skipped])] if norms else np.empty(0, np.int64)
 
     def value(self, name: str, step: int, optimizer: str | None) -> float:
         values = self._steps.get(StepColumn(optimizer, name).full, self._steps.get(name))
