@@ -249,7 +249,7 @@ class Rules:
         )
         if (verdict.at_edge or cause == "growth_probe") and scale < self._edge:
             self._edge = scale
-        return verdict, self._collapse(cause, nan_only)
+        return verdict, row.collapse(cause, nan_only)
 
     def _cause(
         self,
@@ -400,17 +400,6 @@ class Rules:
         skips = (self._skips if skips_now is None else skips_now) - skips_then
         return max(0, step - 1 - since - skips)
 
-    def _collapse(self, cause: str, nan_only: bool) -> Collapse | None:
-        row = self._row
-        hopeless = cause in ("forward_nonfinite", "nonfinite_parameters") or row.scale < 1
-        fell = row.scale < row.first_scale or row.scale == 0
-        if row.collapsed or row.skips < COLLAPSE_SKIPS or not fell or not hopeless:
-            return None
-        row.collapsed = True
-        known = Counter({name: row.causes[name] for name in HOPELESS if row.causes[name]})
-        cause = known.most_common(1)[0][0] if known else "backward_nonfinite" if nan_only else "unknown"
-        return Collapse(cause, row.start, row.skips, row.first_scale, row.scale)
-
 
 @dataclass(frozen=True)
 class _Probe:
@@ -433,6 +422,16 @@ class _Row:
         self.skips = 0
         self.causes: Counter[str] = Counter()
         self.collapsed = False
+
+    def collapse(self, cause: str, nan_only: bool) -> Collapse | None:
+        hopeless = cause in ("forward_nonfinite", "nonfinite_parameters") or self.scale < 1
+        fell = self.scale < self.first_scale or self.scale == 0
+        if self.collapsed or self.skips < COLLAPSE_SKIPS or not fell or not hopeless:
+            return None
+        self.collapsed = True
+        known = Counter({name: self.causes[name] for name in HOPELESS if self.causes[name]})
+        cause = known.most_common(1)[0][0] if known else "backward_nonfinite" if nan_only else "unknown"
+        return Collapse(cause, self.start, self.skips, self.first_scale, self.scale)
 
     @property
     def is_first_but_for_probes(self) -> bool:
