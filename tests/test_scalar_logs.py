@@ -778,6 +778,12 @@ def test_a_folder_without_a_loss_or_a_scale_is_no_run(tmp_path):
 # The mapping.
 
 
+@pytest.mark.parametrize("tags", [3, True, "loss=a", [1], {1: "a"}])
+def test_tags_that_are_no_mapping_are_named(tmp_path, tags):
+    with pytest.raises(TypeError, match="give a mapping of columns to tags"):
+        tbnum.read(tmp_path, tags=tags)
+
+
 def test_a_mapping_gives_the_tags_of_a_system_that_nobody_knows(tmp_path):
     scaler = Scaler()
     rows = [(step, {"amp/s": scaler.update(step == 30), "obj": 1.0, "lr0": 0.1, "lr1": 0.2}) for step in range(60)]

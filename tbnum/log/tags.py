@@ -312,7 +312,7 @@ def checked_mapping(pairs: Iterable[str] | Mapping[str, str] | None) -> dict[str
     """
     if pairs is None:
         return {}
-    if isinstance(pairs, str) or not all(isinstance(pair, str) for pair in pairs):
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable) or not all(isinstance(pair, str) for pair in pairs):
         raise TypeError(f"tags is {pairs!r}; give a mapping of columns to tags, as {{'loss_scale': 'amp/scale'}}.")
     if isinstance(pairs, Mapping):
         given = [(str(column), str(tag)) for column, tag in pairs.items()]
