@@ -522,9 +522,14 @@ def test_the_command_tells_noise_from_seeds(tmp_path: Path, capsys: pytest.Captu
         values = {step: {"loss": loss + step * 1e-4} for step in range(20)}
         record(tmp_path / f"{number}", range(20), values, seed=number)
     runs = [tmp_path / f"{number}" for number in range(5)]
-    assert "is unknown without" in " ".join(command(capsys, runs[0], runs[4])[1].split())
-    assert "more than the noise of seeds" in command(capsys, runs[0], runs[4], "--noise", *runs[:4])[1]
-    assert "within the noise of seeds" in command(capsys, runs[0], runs[1], "--noise", *runs[:4])[1]
+
+    def said(*arguments: Any) -> str:
+        """In one line: where lines end follows from the length of the folders' names."""
+        return " ".join(command(capsys, *arguments)[1].split())
+
+    assert "is unknown without" in said(runs[0], runs[4])
+    assert "more than the noise of seeds" in said(runs[0], runs[4], "--noise", *runs[:4])
+    assert "within the noise of seeds" in said(runs[0], runs[1], "--noise", *runs[:4])
 
 
 def test_runs_of_several_settings_are_no_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
