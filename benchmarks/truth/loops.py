@@ -304,9 +304,9 @@ class Contrastive(Loop):
             ]
         return F.cross_entropy(views[0] @ views[1].T / 0.2, torch.arange(len(inputs))) + 0 * self.outputs(inputs).mean()
 
-    def parameters(self) -> list[nn.Parameter]:
-        head = {id(parameter) for parameter in self.model.head.parameters()}  # its gradients are exactly 0
-        return [parameter for parameter in self.model.parameters() if id(parameter) not in head]
+    def prepare(self) -> None:
+        """What takes gradients, and no optimizer has it, is a fault (`LayerLeftOutOfTheOptimizer`)."""
+        self.model.head.requires_grad_(False)
 
 
 @healthy
