@@ -14,12 +14,11 @@ from typing import NoReturn
 
 from tbnum._version import __version__
 from tbnum.command import check, diff, export, report, tail
-from tbnum.command.inputs import UnusableInput
+from tbnum.command.inputs import UNUSABLE, UnusableInput
 from tbnum.log.logdir import read
 
 __all__ = ["main", "read"]
 
-UNUSABLE = 2
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "report": (report, "Print what happened in each run: skips by cause, loss scale, clipping, findings."),

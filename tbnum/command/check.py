@@ -10,7 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tbnum.command.inputs import NoStepSince, Since, UnusableInput, add_since, begin_of, of_each, rate, runs_of
+from tbnum.command.inputs import (
+    UNUSABLE,
+    NoStepSince,
+    Since,
+    UnusableInput,
+    add_since,
+    begin_of,
+    of_each,
+    rate,
+    runs_of,
+)
 from tbnum.command.output import STYLES, print_line
 from tbnum.command.printing import print_finding
 from tbnum.explain import Finding
@@ -27,7 +37,6 @@ from tbnum.report import Report, run_title
 __all__ = ["FOUND", "configure", "run"]
 
 FOUND = 1
-UNREAD = 2  # one of the runs, or more: it might have failed
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -50,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         with _whole_even_if_unread():
             _print(results)
-    return 0 if passed else FOUND if all_read else UNREAD
+    return 0 if passed else FOUND if all_read else UNUSABLE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ from tbnum.log.tags import checked_mapping
 from tbnum.report import run_title
 
 __all__ = [
+    "UNUSABLE",
     "NoStepSince",
     "Since",
     "UnusableInput",
@@ -42,6 +43,10 @@ __all__ = [
     "shown_logdir",
     "usable",
 ]
+
+
+UNUSABLE = 2
+"""The exit code where what was given, or a part of it, cannot be worked with."""
 
 
 class UnusableInput(Exception):

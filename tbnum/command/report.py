@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tbnum import report_page
-from tbnum.command.inputs import UnusableInput, add_since, begin_of, of_each, runs_of
+from tbnum.command.inputs import UNUSABLE, UnusableInput, add_since, begin_of, of_each, runs_of
 from tbnum.command.output import opened
 from tbnum.command.printing import print_report, print_runs
 from tbnum.explain.summary import worth_reading
@@ -14,8 +14,6 @@ from tbnum.export import JSON_VERSION, write_json
 from tbnum.report import Report
 
 __all__ = ["configure", "run"]
-
-UNREAD = 2  # one of the runs, or more
 
 
 def configure(command: argparse.ArgumentParser) -> None:
@@ -41,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UnusableInput(f"cannot write {arguments.html!r}: {error.strerror or error}") from None
     else:
         _print(reports, logdir)
-    return 0 if all_read else UNREAD
+    return 0 if all_read else UNUSABLE
 
 
 def _print(reports: list[Report], logdir: str) -> None:

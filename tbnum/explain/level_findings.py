@@ -11,7 +11,7 @@ import numpy as np
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
 from tbnum.explain.record import optimizer_settings
 from tbnum.explain.rows import norms_around
-from tbnum.explain.spikes import SURROGATE, losses_of_their_own
+from tbnum.explain.spikes import is_near_zero, losses_of_their_own
 from tbnum.explain.thresholds import (
     ADDED_WITHIN,
     BASELINE,
@@ -121,10 +121,8 @@ def _is_surrogate(view: RunView, levels: _Levels, lowest_at: int) -> bool:
 
     The first is below zero, and not far from it; the others are of several optimizers, each with a loss of its own.
     """
-    low = float(levels.median[lowest_at])
-    if low < 0 and float(levels.scatter[lowest_at]) > SURROGATE * -low:
-        return True
-    return len(losses_of_their_own(view.record)) > 1
+    near_zero = is_near_zero(float(levels.median[lowest_at]), float(levels.scatter[lowest_at]))
+    return near_zero or len(losses_of_their_own(view.record)) > 1
 
 
 def loss_below_zero(view: RunView) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ import numpy as np
 from tbnum.explain.close_look import CloseLook, Gradients
 from tbnum.explain.outliers import period_of
 from tbnum.explain.parameters import ParameterNorms
+from tbnum.explain.record import without_gradient
 from tbnum.explain.words import as_float
 from tbnum.log.columns import StepColumn, columns_named
 
@@ -191,8 +192,7 @@ class RecordedPast:
     @functools.cached_property
     def _without_gradient(self) -> np.ndarray:
         """Their numbers, rising."""
-        norms = [values == 0 for _, values in columns_named(self._steps, "grad_norm")]
-        return self._step[np.logical_and.reduce([*norms, ~self._skipped])] if norms else np.empty(0, np.int64)
+        return self._step[without_gradient(self._steps) & ~self._skipped]
 
     def value(self, name: str, step: int, optimizer: str | None) -> float:
         values = self._steps.get(StepColumn(optimizer, name).full, self._steps.get(name))

@@ -22,6 +22,7 @@ __all__ = [
     "is_scalar_log",
     "optimizer_settings",
     "scaler_settings",
+    "without_gradient",
 ]
 
 SCALE_CHANGES = ("scale_growth", "scale_backoff", "scale_set", "scaler_state_lost")
@@ -40,6 +41,12 @@ def optimizer_settings(meta: Mapping[str, Any], name: str | None) -> Mapping[str
     known = optimizers if isinstance(optimizers, Mapping) else {}
     settings = known.get(next(iter(known), "") if name is None else name)
     return settings if isinstance(settings, Mapping) else {}
+
+
+def without_gradient(steps: Mapping[str, np.ndarray]) -> np.ndarray:
+    """(S,) bool: steps whose gradients are known to be all 0, as of a loss that reached 0."""
+    norms = [values == 0 for _, values in columns_named(steps, "grad_norm")]
+    return np.logical_and.reduce(norms) if norms else np.zeros(len(steps.get("step", ())), bool)
 
 
 class Record(Protocol):

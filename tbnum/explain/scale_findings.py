@@ -10,11 +10,11 @@ import numpy as np
 
 from tbnum.explain.causes import CAUSES, SET_BELOW_ONE
 from tbnum.explain.finding import OF_THE_RUN, Finding, steps_of
+from tbnum.explain.record import without_gradient
 from tbnum.explain.rules import HOPELESS
 from tbnum.explain.thresholds import EXTREME_SCALE, SCALE_FALLEN, SCALE_FLOOR, SCALE_HELD
 from tbnum.explain.view import RunView
 from tbnum.explain.words import as_float, count_text, number_text, scale_text
-from tbnum.log.columns import columns_named
 
 __all__ = ["eps_vanishes", "scale_extreme", "scale_falls", "scale_floor"]
 
@@ -47,7 +47,8 @@ def scale_extreme(view: RunView) -> Iterator[Finding]:
         highest = float(scale[extreme].max())
         lost = int(np.count_nonzero(view.skipped[extreme]))
         what = f"{count_text(lost, 'of them was', 'of them were')} skipped" if lost else "none of them was skipped"
-        idle = _without_gradient(view, extreme)
+        taken = extreme[~view.skipped[extreme]]
+        idle = len(taken) > 0 and bool(without_gradient(view.steps)[taken].all())  # nothing can overflow
         what += ", and the others had no gradient but 0" if idle else ""
         yield Finding(
             "scale_extreme",
@@ -61,20 +62,12 @@ def scale_extreme(view: RunView) -> Iterator[Finding]:
         )
 
 
-def _without_gradient(view: RunView, rows: np.ndarray) -> bool:
-    """Whether some of the rows were taken, all with gradients of 0: a loss that reached 0, over which a scale grows."""
-    taken = rows[~view.skipped[rows]]
-    norms = [norms[taken] for _, norms in columns_named(view.steps, "grad_norm")]
-    return len(taken) > 0 and len(norms) > 0 and all((values == 0).all() for values in norms)
-
-
 def scale_falls(view: RunView) -> Iterator[Finding]:
     """A scale that skip by skip came far below one that had held, and stays there."""
     scale = view.steps.get("loss_scale")
     if scale is None or not np.isfinite(scale).any() or view.of("scale_collapse"):
         return
-    idle = [norms == 0 for _, norms in columns_named(view.steps, "grad_norm")] or [np.zeros(len(scale), bool)]
-    known = np.flatnonzero(np.isfinite(scale) & ~view.skipped & ~np.logical_and.reduce(idle))
+    known = np.flatnonzero(np.isfinite(scale) & ~view.skipped & ~without_gradient(view.steps))
     if len(known) < 2 * SCALE_HELD:
         return
     starts = np.flatnonzero(np.diff(scale[known], prepend=np.nan) != 0)
@@ -128,33 +121,29 @@ def scale_floor(view: RunView) -> Iterator[Finding]:
         return
     with np.errstate(invalid="ignore"):
         below = (scale < SCALE_FLOOR) & (scale >= 0) & ~view.skipped
-    count = int(np.count_nonzero(below))
-    if count:
-        rows = np.flatnonzero(below)
-        low, first = float(scale[rows].min()), int(view.number[rows[0]])
-        lowered = [event for event in view.of("scale_set") if event.step <= first]
-        by_hand = len(lowered) > 0 and as_float(lowered[-1].data.get("new_scale")) < SCALE_FLOOR
-        no_overflow = "" if by_hand else _brought_down_by_nan(view, -1, first)
-        yield Finding(
-            "scale_below_one",
-            "warning",
-            "The loss scale was set below 1" if by_hand else "The loss scale is used up",
-            f"{count_text(count, 'step')} were taken at a scale below 1, the first at step {first:,}, the lowest at "
-            f"{scale_text(low)}: "
-            + (
-                f"it was set by hand at step {lowered[-1].step:,}."
-                if by_hand
-                else f"it came down over {no_overflow}."
-                if no_overflow
-                else "the largest gradients do not fit float16 at their true size."
-            ),
-            SET_BELOW_ONE
-            if by_hand
-            else NO_SCALE_HELPS
-            if no_overflow
-            else "Lower the learning rate or the loss (a mean in place of a sum), clip harder, or use bfloat16.",
-            steps_of(view.number[rows]),
-        )
+    rows = np.flatnonzero(below)
+    if not len(rows):
+        return
+    low, first = float(scale[rows].min()), int(view.number[rows[0]])
+    lowered = [event for event in view.of("scale_set") if event.step <= first]
+    title, remedy = "The loss scale is used up", NO_SCALE_HELPS
+    if lowered and as_float(lowered[-1].data.get("new_scale")) < SCALE_FLOOR:
+        title, remedy = "The loss scale was set below 1", SET_BELOW_ONE
+        why = f"it was set by hand at step {lowered[-1].step:,}"
+    elif no_overflow := _brought_down_by_nan(view, -1, first):
+        why = f"it came down over {no_overflow}"
+    else:
+        why = "the largest gradients do not fit float16 at their true size"
+        remedy = "Lower the learning rate or the loss (a mean in place of a sum), clip harder, or use bfloat16."
+    yield Finding(
+        "scale_below_one",
+        "warning",
+        title,
+        f"{count_text(len(rows), 'step')} were taken at a scale below 1, the first at step {first:,}, the lowest at "
+        f"{scale_text(low)}: {why}.",
+        remedy,
+        steps_of(view.number[rows]),
+    )
 
 
 def eps_vanishes(view: RunView) -> Iterator[Finding]:

@@ -36,11 +36,11 @@ __all__ = [
     "LIMITS",
     "NEXT",
     "SPIKES",
-    "SURROGATE",
     "Spike",
     "SpikeFacts",
     "data_of",
     "find_spikes",
+    "is_near_zero",
     "losses_of_their_own",
     "spike_events",
     "spikes_in",
@@ -81,7 +81,7 @@ WANDER_BLOCKS = 256
 """Blocks of which it is worked out how a loss wanders."""
 
 SURROGATE = 0.2
-"""Scatter of single losses, as a share of a level below zero, above which that level is near zero: a policy's gain."""
+"""Scatter of single losses, as a share of a level below zero, above which that level is near zero."""
 
 LATELY = 8
 """Windows before one whose deviation counts for levels as well: noise that is low in one of them alone is not low."""
@@ -114,7 +114,7 @@ class Spike(NamedTuple):
     level: float  # the median of its values
     recurs: bool = False  # one of many blocks, or of a steady rhythm: the order of the data
     noted: bool = False  # somebody noted right before it what changed
-    says_little: bool = False  # the loss is one whose height says little (see `losses_of_their_own` and `SURROGATE`)
+    says_little: bool = False  # the loss is one whose height says little (see `losses_of_their_own` and `is_near_zero`)
 
     @property
     def grave(self) -> bool:
@@ -329,12 +329,17 @@ def spikes_in(record: Record, name: str) -> list[Spike]:
         rows = np.flatnonzero(taken)
         finite = values if len(rows) == len(values) else values[rows]
         places = find_spikes(finite, LIMITS[name])
-        if places and name == "loss":
-            places = _beyond_parts(record, rows, finite, places)
-        says_little = name == "loss" and len(losses_of_their_own(record)) > 1
-        described = [_described(record, column, rows, finite, each, says_little) for each in places]
+        parts = losses_of_their_own(record) if places and name == "loss" else []
+        if len(parts) > 1:
+            places = _beyond_parts(parts, rows, finite, places)
+        described = [_described(record, column, rows, finite, each, len(parts) > 1) for each in places]
         found += _with_recurrence(described)
     return found
+
+
+def is_near_zero(level: float, scatter: float) -> bool:
+    """Whether a level of the loss lies below 0, and no further than single losses scatter: a policy's gain."""
+    return level < 0 and scatter > SURROGATE * -level
 
 
 def losses_of_their_own(record: Record) -> list[np.ndarray]:
@@ -343,14 +348,11 @@ def losses_of_their_own(record: Record) -> list[np.ndarray]:
     return losses if any(not np.array_equal(losses[0], each, equal_nan=True) for each in losses[1:]) else losses[:1]
 
 
-def _beyond_parts(record: Record, rows: np.ndarray, loss: np.ndarray, found: list[Found]) -> list[Found]:
+def _beyond_parts(parts: list[np.ndarray], rows: np.ndarray, loss: np.ndarray, found: list[Found]) -> list[Found]:
     """Without those that are small against what the sum is of: losses of several optimizers against each other cancel.
 
     `rows` (N,): where the values of `loss` stand in the record.
     """
-    parts = losses_of_their_own(record)
-    if len(parts) < 2:
-        return found
     with np.errstate(invalid="ignore"):
         whole = np.nansum(np.abs(np.stack(parts)), axis=0)[rows]
     return [
@@ -388,7 +390,7 @@ def _described(
 ) -> Spike:
     """`rows` (N,): where the `values` stand in the record."""
     at, normal, deviation = found.begin, found.usual, found.deviation
-    says_little |= column.name == "loss" and normal < 0 and deviation > SURROGATE * -normal
+    says_little |= column.name == "loss" and is_near_zero(normal, deviation)
     border = normal + max(BACK_DEVIATIONS * deviation, BACK_SHARE * abs(normal))
     usual = normal + max(BACK_ERRORS * deviation, BACK_SHARE * abs(normal)) if found.level else border
     after = values[at + 1 : at + 1 + BASELINE]

@@ -106,29 +106,21 @@ class ZeroGradForgotten(Loop):
             super().zero_grad()
 
 
-@faulty(
-    Truth(
-        ("gradients_not_zeroed",),
-        near=("norm_level", "loss_rose", "loss_spike", *KEPT_IN_FLOAT16),
-        from_start=True,
-        late=20,
-    ),
-    any_difference=True,
+NEVER_ZEROED = Truth(
+    ("gradients_not_zeroed",),
+    near=("norm_level", "loss_rose", "loss_spike", *KEPT_IN_FLOAT16),
+    from_start=True,
+    late=20,
 )
+
+
+@faulty(NEVER_ZEROED, any_difference=True)
 class ZeroGradNever(PlainMomentum):
     def zero_grad(self) -> None:
         pass
 
 
-@faulty(
-    Truth(
-        ("gradients_not_zeroed",),
-        near=("norm_level", "loss_rose", "loss_spike", *KEPT_IN_FLOAT16),
-        from_start=True,
-        late=20,
-    ),
-    any_difference=True,
-)
+@faulty(NEVER_ZEROED, any_difference=True)
 class ZeroGradOfAnotherModel(Loop):
     def zero_grad(self) -> None:
         torch.nn.Linear(2, 2).zero_grad()
