@@ -140,15 +140,15 @@ def test_a_scale_that_overflowed_by_itself_before_explains_a_batch_of_any_loss_w
     assert (second.step, second.cause, second.severity) == (60, "bad_batch", "info" if edge else "warning")
 
 
-@pytest.mark.parametrize(("others", "edge"), [(0.19, True), (0.21, False)])
-def test_the_highest_scale_so_far_explains_a_batch_of_any_loss_that_half_of_it_may_have_borne(
-    others: float, edge: bool, tmp_path: Path
+@pytest.mark.parametrize(("others", "high", "edge"), [(0.19, 9.0, True), (0.21, 9.0, False), (0.19, 27.0, False)])
+def test_the_highest_scale_so_far_explains_a_batch_that_half_of_it_may_have_borne_unless_its_loss_is_far_off(
+    others: float, high: float, edge: bool, tmp_path: Path
 ) -> None:
     options = {"tensor_interval": 5}
     with Loop(tmp_path, Known(), init_scale=2.0**15, growth_interval=40, lr=1e-6, options=options) as loop:
         for step in range(70):
             gradients = (1.05, others, others) if step == 60 else (0.9, 0.05, 0.05)
-            loss = 9.0 if step == 60 else 2.5 + 0.01 * (step % 7)
+            loss = high if step == 60 else 2.5 + 0.01 * (step % 7)
             loop.step(lambda gradients=gradients, loss=loss: loop.model(gradients) + loss, planted="bad_batch")
     (skip,) = skips(run_of(tmp_path))
     assert (skip.step, skip.cause, skip.severity) == (60, "bad_batch", "info" if edge else "warning")

@@ -93,10 +93,10 @@ class Batch:
     def loss_recurs(self, *, after: bool = False) -> bool:
         """Whether steps that did not overflow had losses as high for their time: heavy tails make such batches."""
         heights = self._past.heights("loss", self._event.step, None, after=after)
-        return is_of_the_tail(self._times_usual, heights) or self._is_at_its_place(self._times_usual, 1)
+        return is_of_the_tail(self.times_usual, heights) or self._is_at_its_place(self.times_usual, 1)
 
     @property
-    def _times_usual(self) -> float:
+    def times_usual(self) -> float:
         """The loss as a multiple of the recent ones; NaN where these are not above 0."""
         usual = statistics.median(self.recent) if self.recent else 0.0
         return self.loss / usual if usual > 0 else math.nan
@@ -128,7 +128,7 @@ class Batch:
         """
         if self._is_gain:
             return False
-        if self.norm_ratio <= NORM_ROSE * self._times_usual and self.loss_recurs(after=after):
+        if self.norm_ratio <= NORM_ROSE * self.times_usual and self.loss_recurs(after=after):
             return False
         alone = self.nearly_overflowed and loss_is_usual(self.loss, self.recent, LOSS_AS_ANY)
         if not self.norm_ratio >= (SPOILED_NORMS_ALONE if alone else SPOILED_NORMS):

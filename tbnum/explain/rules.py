@@ -24,6 +24,7 @@ from tbnum.explain.record import SCALE_CHANGES, scaler_settings
 from tbnum.explain.thresholds import (
     EDGE_DEVIATIONS,
     EDGE_PROBED,
+    FAR_TIMES,
     HIGHEST_HELD,
     NORM_ROSE,
     SCALE_FALLEN,
@@ -359,6 +360,7 @@ class Rules:
         highest = held < HIGHEST_HELD and not batch.scale <= held_before
         usual = loss_is_usual(batch.loss, batch.recent, EDGE_PROBED if probed else EDGE_DEVIATIONS)
         short = batch.norm_ratio <= (NORM_ROSE if probed else SPOILED_NORMS if highest else 0.0)
+        short = short and not batch.times_usual > FAR_TIMES  # what such a loss left need not show in what is finite
         known = not math.isnan(batch.norm_ratio)
         return (
             not batch.scale * SCALE_FALLEN <= self._held_long
