@@ -44,6 +44,10 @@ class KeptIds:
             self._recent.append((step, ids))
         return batch_hash(ids)
 
+    def unknown(self, steps: int) -> None:
+        """So many steps passed whose ids are unknown."""
+        self._after = max(0, self._after - steps)
+
     def event(self, first_step: int | None = None) -> None:
         """Something happened: the ids of the last `STEPS_AROUND` steps, or those from a step on, are kept; and of those
         that follow.

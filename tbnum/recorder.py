@@ -33,6 +33,7 @@ from tbnum.log.reader import Run, writing_now
 from tbnum.log.schema import FORMAT_VERSION, Event
 from tbnum.log.tensors import TensorTable
 from tbnum.log.writer import LogWriter
+from tbnum.observe.landing import Note
 from tbnum.observe.records import Observation, OptimizerRecord, StepRecord
 from tbnum.observe.shards import Layout, Parts
 from tbnum.options import Options
@@ -135,15 +136,34 @@ class Recorder:
             self._write_rows([record])
             self._tables.step(record)
 
-    def on_steps(self, records: Sequence[StepRecord]) -> None:
+    def on_steps(self, steps: Sequence[StepRecord | Note]) -> None:
         """In their order: one, or several of which there is nothing to report."""
         with self._lock:
-            shown = [self._shown(record) for record in records]
+            notes = [step for step in steps if isinstance(step, Note) and self._takes_as_it_is(step)]
+            if len(notes) == len(steps):
+                self._take_notes(notes)
+                return
+            shown = [self._shown(step.land()[0] if isinstance(step, Note) else step) for step in steps]
             if not self._repeats.is_open and all(record.is_quiet for record in shown):
                 self._take_quiet(shown)
             else:
                 for record in shown:
                     self._take_step(record)
+
+    def _takes_as_it_is(self, note: Note) -> bool:
+        is_usual = not (self._is_first_row or self._repeats.is_open)
+        return is_usual and self.accumulation is None and self._rows.takes(note)
+
+    def _take_notes(self, notes: Sequence[Note]) -> None:
+        """As `_take_quiet`, without a record of each."""
+        rows = [self._rows.of_note(note) for note in notes]
+        self._hand_on(self._rows.columns, rows)
+        self._ids.unknown(len(notes))
+        self.write_activations()
+        for note in notes:
+            self._tables.remember(note.step, note.optimizer, note.packed())
+        if any(note.step % STEPS_A_LOOK == 0 for note in notes):
+            self._report_spikes()
 
     def _shown(self, record: StepRecord) -> StepRecord:
         return record if self.accumulation is None else with_mean_loss(record, self.accumulation())

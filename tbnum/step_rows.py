@@ -8,6 +8,7 @@ from typing import Any
 
 from tbnum.log.schema import step_columns
 from tbnum.measure.step_hash import step_hash
+from tbnum.observe.landing import Note
 from tbnum.observe.records import OptimizerRecord, Shares, StepRecord
 
 __all__ = ["Row", "StepRows"]
@@ -70,6 +71,34 @@ class StepRows:
             values.append(batch_hash)
         values.append(_hash_of(record))
         return tuple(values)
+
+    def takes(self, note: Note) -> bool:
+        """Whether `of_note` makes the row of it: nothing that it lacks has a column."""
+        is_alone = not (self.has_several or self._sharded or self._losses or self._has_ids)
+        return is_alone and note.sample_ids is None and self._groups[note.optimizer] == len(note.rates)
+
+    def of_note(self, note: Note) -> Row:
+        """What `row` gives, of a step of which few values can be known. About 2 us."""
+        loss = sum(note.losses)
+        clipped, coefficient, max_norm = note.clipped
+        return (
+            note.step,
+            note.wall_time,
+            loss,
+            len(note.losses),
+            note.loss_scale,
+            note.growth_tracker,
+            note.grad_norm,
+            clipped,
+            coefficient,
+            max_norm,
+            False,
+            0.0,
+            *note.rates,
+            math.nan,
+            math.nan,
+            step_hash(note.losses, (note.packed(),), note.way),
+        )
 
     def _has_new_columns(self, record: StepRecord) -> bool:
         """Whether a parameter group was added, a loss named, or samples are known for the first time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Mapping
 
@@ -31,7 +32,7 @@ class TensorTables:
         self._log, self._names, self._drawings = log, names, drawings
         self._has_several = optimizers > 1
         self._frozen = names.frozen()
-        self._recent: deque[tuple[int, str, np.ndarray]] = deque(maxlen=remembered * optimizers)
+        self._recent: deque[tuple[int, str, np.ndarray | array[float]]] = deque(maxlen=remembered * optimizers)
 
     def step(self, record: StepRecord) -> None:
         """Writes the tables of a step that was measured tensor by tensor; of any other, remembers the norms."""
@@ -41,7 +42,11 @@ class TensorTables:
             if one.columns:
                 self._write(record, name, one, one.grad_norms)
             else:
-                self._recent.append((record.step, name, one.grad_norms))
+                self.remember(record.step, name, one.grad_norms)
+
+    def remember(self, step: int, name: str, grad_norms: np.ndarray | array[float]) -> None:
+        """The norms (P,) of one optimizer's gradients, in a step of which there is no table."""
+        self._recent.append((step, name, grad_norms))
 
     def checksums(self, step: int, name: str, checksums: Mapping[str, np.ndarray]) -> None:
         """(P,) int64 each, of what the step has left."""
@@ -60,7 +65,9 @@ class TensorTables:
             if name not in names:
                 names[name] = self._names.names_of(name)
             if len(names[name]) == len(grad_norms):  # else a group was added since
-                table = TensorTable(step, names[name], {"grad_norm": grad_norms}, self._label(name), "flight")
+                table = TensorTable(
+                    step, names[name], {"grad_norm": np.asarray(grad_norms)}, self._label(name), "flight"
+                )
                 self._log.write_tensors(table)
         self._recent.clear()
         self._recent.extend(earlier)

@@ -26,7 +26,7 @@ BY_CLIP = 2
 _WAYS = 3
 
 
-def step_hash(losses: Iterable[float], norms: Iterable[np.ndarray], way: int) -> int:
+def step_hash(losses: Iterable[float], norms: Iterable[np.ndarray | array[float]], way: int) -> int:
     """The hash of a step; never 0, which is for unknown.
 
     `losses` are those of the step in their order, `norms` each optimizer's gradient norms, (P,), in the type that they
@@ -36,7 +36,7 @@ def step_hash(losses: Iterable[float], norms: Iterable[np.ndarray], way: int) ->
         raise ValueError(f"way is {way!r}; it has to be BY_PASS or BY_CLIP.")
     digest = hashlib.blake2b(array("d", losses), digest_size=8)
     for of_optimizer in norms:
-        digest.update(np.ascontiguousarray(of_optimizer).data)
+        digest.update(of_optimizer if isinstance(of_optimizer, array) else np.ascontiguousarray(of_optimizer).data)
     return int.from_bytes(digest.digest(), "little") & ~_WAYS | way
 
 

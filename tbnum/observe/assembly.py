@@ -31,7 +31,7 @@ class Assembly:
 
     def __init__(
         self,
-        on_steps: Callable[[Sequence[StepRecord]], None],
+        on_steps: Callable[[Sequence[StepRecord | Note]], None],
         on_drained: Callable[[], None],
         on_observation: Callable[[Observation], None],
         on_close: Callable[[int], None],
@@ -44,7 +44,7 @@ class Assembly:
         self._finished: dict[str, Attempt] = {}
         self._named: Named = {}
         self._pending: deque[Pending | Note] = deque()
-        self._quiet: list[StepRecord] = []  # taken, and not handed on yet
+        self._quiet: list[StepRecord | Note] = []  # taken, and not handed on yet
         self._handed_on_at = time.monotonic()
 
     def add(self, name: str, attempt: Attempt) -> None:
@@ -63,7 +63,8 @@ class Assembly:
     @property
     def is_clear(self) -> bool:
         """Whether nothing of the next step is known yet, and the number of each before it is."""
-        return not (self._finished or self._named or any([pending.is_undecided for pending in self._pending]))
+        undecided = [isinstance(pending, Pending) and pending.is_undecided for pending in self._pending]
+        return not (self._finished or self._named or any(undecided))
 
     def name_loss(self, name: str, loss: Number) -> None:
         self._named.setdefault(name, []).append(loss)
@@ -100,10 +101,12 @@ class Assembly:
     def note(self, note: Note) -> None:
         """A step that went the usual way has closed."""
         self._on_close(note.step + 1)
-        self._settle(note)
+        self._pending.append(note)
+        if len(self._pending) >= ROWS_AT_ONCE or time.monotonic() - self._handed_on_at > SECONDS_AT_MOST:
+            self.drain()
         self.next_step = note.step + 1
 
-    def _settle(self, pending: Pending | Note) -> None:
+    def _settle(self, pending: Pending) -> None:
         self._pending.append(pending)
         if (
             (not pending.is_quiet and pending.is_urgent)
@@ -135,7 +138,7 @@ class Assembly:
         if not self.lock.acquire(blocking=False):
             return
         try:
-            while self._pending and not self._pending[0].is_under_way and not self._pending[0].makes_events():
+            while self._pending and self._pending[0].is_quietly_there():
                 record, _ = self._pending.popleft().land()
                 if record is not None:
                     on_step(record)
@@ -144,15 +147,17 @@ class Assembly:
             self.lock.release()
 
     def _hand_on_quiet(self) -> None:
-        records, self._quiet = self._quiet, []
-        if records:
-            self._on_steps(records)
+        steps, self._quiet = self._quiet, []
+        if steps:
+            self._on_steps(steps)
 
     def _take(self, pending: Pending | Note) -> None:
         """One that is quiet waits for others; any other is handed on by itself, after those."""
+        if isinstance(pending, Note):
+            self._quiet.append(pending)
+            return
         record, scales = pending.land()
-        if isinstance(pending, Note) or (record is not None and record.is_quiet):
-            assert record is not None
+        if record is not None and record.is_quiet:
             self._quiet.append(record)
             return
         self._hand_on_quiet()
@@ -162,7 +167,8 @@ class Assembly:
                 return
             self.next_step += 1
             for later in self._pending:
-                later.step += 1
+                if isinstance(later, Pending):  # none was noted meanwhile: see `is_clear`
+                    later.step += 1
         if record is not None:
             self._on_steps([record])
         if scales is None:

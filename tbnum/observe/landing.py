@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ __all__ = ["Note", "Pending"]
 
 
 _NOTHING_SENT = Transfer(())
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+_CODES = {torch.float32: "f", torch.float64: "d"}
 
 
 class Pending:
@@ -83,8 +83,11 @@ class Pending:
     def ready(self) -> bool:
         return self._transfer.ready()
 
-    def makes_events(self) -> bool:
-        """Whether something of it is to be reported at once. Waits for values that have not landed."""
+    def is_quietly_there(self) -> bool:
+        """Whether its values are known to have landed, and nothing of it is to be reported at once."""
+        return not self.is_under_way and not self._makes_events()
+
+    def _makes_events(self) -> bool:
         record, scales = self.land()
         if self.is_undecided or (scales is not None and scales[0] != scales[1]):
             return True
@@ -135,8 +138,7 @@ class Pending:
         return record, scales
 
 
-@dataclass(eq=False, slots=True)
-class Note:
+class Note(NamedTuple):
     """A step that has closed, of which the host knew at once that there is nothing to report: as `Pending` is used."""
 
     optimizer: str
@@ -156,27 +158,34 @@ class Note:
     new_scale: float | None
     sample_ids: np.ndarray | None
 
-    is_quiet: ClassVar[bool] = True
-    is_undecided: ClassVar[bool] = False
-    is_under_way: ClassVar[bool] = False
-    is_urgent: ClassVar[bool] = False
-
     def ready(self) -> bool:
         return True
 
-    def makes_events(self) -> bool:
-        return False
+    def is_quietly_there(self) -> bool:
+        return True
+
+    @property
+    def way(self) -> int:
+        """In which the norms were taken."""
+        return BY_PASS if self.max_norm is None or self.coefficient is None else BY_CLIP
+
+    @property
+    def clipped(self) -> tuple[float, float, float]:
+        """The norm that the optimizer got, the coefficient, and the threshold; NaN where there was no clip."""
+        norm, coefficient, max_norm = self.grad_norm, self.coefficient, self.max_norm
+        if max_norm is None or coefficient is None:
+            return UNKNOWN if self.is_lost else norm, UNKNOWN, UNKNOWN
+        left = norm * coefficient if self.left is None else self.left
+        return UNKNOWN if self.is_lost else left, coefficient, max_norm
+
+    def packed(self) -> array[float]:
+        """The norms as they were computed."""
+        return array(_CODES[self.norms_type], self.norms)
 
     def land(self) -> tuple[StepRecord, None]:
         one = OptimizerRecord(tensors=len(self.norms), lr=self.rates, grad_norm=self.grad_norm, loss=sum(self.losses))
-        one.nonfinite_tensors, one.norms_taken = 0.0, BY_PASS
-        one.grad_norms = np.array(self.norms, _NUMPY[self.norms_type])
-        one.grad_norm_clipped = self.grad_norm
-        if self.max_norm is not None and self.coefficient is not None:
-            one.max_norm, one.clip_coef, one.norms_taken = self.max_norm, self.coefficient, BY_CLIP
-            one.grad_norm_clipped = one.grad_norm_clipped * self.coefficient if self.left is None else self.left
-        if self.is_lost:
-            one.grad_norm_clipped = UNKNOWN
+        one.nonfinite_tensors, one.norms_taken, one.grad_norms = 0.0, self.way, np.array(self.packed())
+        one.grad_norm_clipped, one.clip_coef, one.max_norm = self.clipped
         record = StepRecord(self.step, self.wall_time, one.loss, len(self.losses), losses=self.losses, is_quiet=True)
         record.loss_scale, record.growth_tracker = self.loss_scale, self.growth_tracker
         record.new_scale, record.sample_ids = self.new_scale, self.sample_ids

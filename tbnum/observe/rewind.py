@@ -17,6 +17,9 @@ from tbnum.observe.transfer import capturing, hold
 __all__ = ["Kept", "Moment", "StepStarts", "parameters_of_all"]
 
 
+_state_of_cpu = torch.default_generator.get_state
+
+
 class Moment(NamedTuple):
     """Random state and loss scale, as they were when a step began."""
 
@@ -29,7 +32,7 @@ class Moment(NamedTuple):
 
         No host sync. Leaves out the generators of Python and numpy, which take ten times as long.
         """
-        states = {"cpu": torch.default_generator.get_state()}
+        states = {"cpu": _state_of_cpu()}
         for device in devices:
             states[str(device)] = getattr(torch, device.type).get_rng_state(device)
         scale: Tensor | float | None = None

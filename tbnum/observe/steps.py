@@ -16,6 +16,7 @@ import torch
 from tbnum.observe.assembly import Assembly
 from tbnum.observe.clips import Clips
 from tbnum.observe.depth import Used
+from tbnum.observe.landing import Note
 from tbnum.observe.loader import BatchIds
 from tbnum.observe.loop import Loop
 from tbnum.observe.losses import Losses
@@ -41,7 +42,7 @@ class StepObserver:
         scaler: torch.amp.GradScaler | None,
         own_scale: Callable[[], Any] | None,
         *,
-        on_steps: Callable[[Sequence[StepRecord]], None],
+        on_steps: Callable[[Sequence[StepRecord | Note]], None],
         on_drained: Callable[[], None],
         on_observation: Callable[[Observation], None],
         on_first_step: Callable[[], None],
