@@ -156,12 +156,14 @@ class Recorder:
 
     def _take_notes(self, notes: Sequence[Note]) -> None:
         """As `_take_quiet`, without a record of each."""
-        rows = [self._rows.of_note(note) for note in notes]
+        rows = list[Row]()
+        for note in notes:
+            norms = note.packed()
+            rows.append(self._rows.of_note(note, norms))
+            self._tables.remember(note.step, note.optimizer, norms)
         self._hand_on(self._rows.columns, rows)
         self._ids.unknown(len(notes))
         self.write_activations()
-        for note in notes:
-            self._tables.remember(note.step, note.optimizer, note.packed())
         if any(note.step % STEPS_A_LOOK == 0 for note in notes):
             self._report_spikes()
 

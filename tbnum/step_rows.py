@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,8 +78,8 @@ class StepRows:
         is_alone = not (self.has_several or self._sharded or self._losses or self._has_ids)
         return is_alone and note.sample_ids is None and self._groups[note.optimizer] == len(note.rates)
 
-    def of_note(self, note: Note) -> Row:
-        """What `row` gives, of a step of which few values can be known. About 2 us."""
+    def of_note(self, note: Note, norms: array[float]) -> Row:
+        """What `row` gives, of a step of which few values can be known; `norms` are its own, packed. About 3 us."""
         loss = sum(note.losses)
         clipped, coefficient, max_norm = note.clipped
         return (
@@ -97,7 +98,7 @@ class StepRows:
             *note.rates,
             math.nan,
             math.nan,
-            step_hash(note.losses, (note.packed(),), note.way),
+            step_hash(note.losses, (norms,), note.way),
         )
 
     def _has_new_columns(self, record: StepRecord) -> bool:

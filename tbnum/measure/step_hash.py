@@ -34,10 +34,13 @@ def step_hash(losses: Iterable[float], norms: Iterable[np.ndarray | array[float]
     """
     if way not in (BY_PASS, BY_CLIP):
         raise ValueError(f"way is {way!r}; it has to be BY_PASS or BY_CLIP.")
-    digest = hashlib.blake2b(array("d", losses), digest_size=8)
-    for of_optimizer in norms:
-        digest.update(of_optimizer if isinstance(of_optimizer, array) else np.ascontiguousarray(of_optimizer).data)
-    return int.from_bytes(digest.digest(), "little") & ~_WAYS | way
+    content = b"".join([array("d", losses), *map(_bytes_of, norms)])
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    return int.from_bytes(digest, "little") & ~_WAYS | way
+
+
+def _bytes_of(norms: np.ndarray | array[float]) -> bytes:
+    return norms.tobytes()
 
 
 def compared(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
