@@ -117,11 +117,9 @@ def _plain_norms_of(tensors: Sequence[Tensor]) -> Tensor | None:
 def host_norms_of(tensors: list[Tensor]) -> tuple[list[float], torch.dtype] | None:
     """2-norms as `norms_of` gives them, and their type, of tensors that the host has and of which none `needs_care`.
 
-    None where they may be others than plain ones: the norms show it. To ask the tensors takes as long as the pass. Of
-    sparse ones torch raises an error.
+    They must have no graph. None where they may be others than plain ones: the norms show it. To ask the tensors takes
+    as long as the pass. Of sparse ones torch raises an error.
     """
-    if any(map(_has_graph, tensors)):
-        return None
     norms = torch._foreach_norm(tensors, 2) if tensors[0].is_cpu else ()
     if set(map(_sort_of, norms)) not in _PLAIN_SORTS:
         return None
@@ -133,7 +131,6 @@ def needs_care(tensor: Tensor) -> bool:
     return tensor.numel() > _CHUNK_ABOVE or tensor.is_complex()
 
 
-_has_graph = operator.attrgetter("requires_grad")
 _sort_of = operator.attrgetter("dtype", "is_cpu")
 _PLAIN_SORTS = ({(torch.float32, True)}, {(torch.float64, True)})
 _PLAIN = {(torch.float32, torch.strided, True, False), (torch.float64, torch.strided, True, False)}

@@ -28,6 +28,7 @@ class _Marks(NamedTuple):
     versions: list[int]
 
 
+_made = tuple.__new__  # without a call in Python
 _NONE = _Marks(0, [], [], [])
 
 
@@ -60,7 +61,7 @@ class Moments:
         """The step that is under way writes to them as the one before did: if not, the next finds them touched."""
         parameter, names, ids, versions = self._begun
         if self._writes is not None:
-            self._left = _Marks(parameter, names, ids, list(map(operator.add, versions, self._writes)))
+            self._left = _made(_Marks, (parameter, names, ids, list(map(operator.add, versions, self._writes))))
 
     def are_as_left(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether all of `lost` is said with that, and of `stepped` with `stepped_as_before`."""

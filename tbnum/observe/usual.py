@@ -42,6 +42,9 @@ __all__ = ["Usual"]
 _PLAIN, _NOTHING, _RATES = {Tensor}, {type(None)}, {float}
 _gradient_of, _version_of, _next = operator.attrgetter("grad"), operator.attrgetter("_version"), (1).__add__
 
+_EMPTY: list[Any] = []
+_made = tuple.__new__  # a step's note, without a call in Python
+
 IDLE, BACKWARD, OPEN, STEPPING, WAITING = range(5)
 """Between two steps; in a backward; after one; in the optimizer's step; after it, until the scaler's update."""
 
@@ -55,11 +58,11 @@ class Noted:
     """
 
     __slots__ = (
-        "_arrived", "_attempts", "_batch_ids", "_clips_after", "_coefficient", "_due", "_found_inf", "_grad_norm",
-        "_gradients", "_ids", "_is_lost", "_is_on", "_left", "_looked_at", "_loop", "_losses", "_losses_part",
-        "_max_norm", "_moments", "_name", "_norm_left", "_norms", "_norms_type", "_optimizer", "_parameters", "_rates",
-        "_running", "_samples", "_scale", "_scaler", "_scalers_part", "_seen", "_step", "_steps_by_scaler", "_thread",
-        "_tracker", "_unscaled_after", "_unseen", "_used", "_vain", "_verify", "stage",
+        "_arrived", "_assembly", "_attempts", "_batch_ids", "_clips_after", "_coefficient", "_due", "_found_inf",
+        "_grad_norm", "_gradients", "_ids", "_is_lost", "_is_on", "_left", "_looked_at", "_loop", "_losses",
+        "_losses_part", "_max_norm", "_moments", "_name", "_norm_left", "_norms", "_norms_type", "_optimizer",
+        "_parameters", "_rates", "_running", "_samples", "_scale", "_scaler", "_scalers_part", "_seen", "_step",
+        "_steps_by_scaler", "_thread", "_tracker", "_unscaled_after", "_unseen", "_used", "_vain", "_verify", "stage",
     )  # fmt: skip
 
     def __init__(self, loop: Loop, losses: Losses, scalers: Scalers) -> None:
@@ -72,6 +75,7 @@ class Noted:
         self._vain = 0  # times in a row that no step could be noted
         self.stage = IDLE
         self._step = self._due = self._attempts = self._thread = self._parameters = 0
+        self._assembly = loop.assembly
         self._verify, self._batch_ids = loop.meter.verify_interval, loop.assembly.batch_ids
         self._used: Marks = ([], [])  # of the gradients of the last step, after it
         self._ids: list[int] = []  # of those of the attempt
@@ -81,19 +85,19 @@ class Noted:
         self._clear()
 
     def _clear(self) -> None:
-        """No attempt is open."""
+        """No attempt is open. Lists are replaced, and only `_losses` is added to."""
         self._losses: list[float] = []
-        self._gradients: list[Tensor] = []  # from the first look at them on
-        self._seen: list[int] = []  # their versions at the last look
-        self._norms: list[float] = []  # of those, once they were taken
+        self._gradients: list[Tensor] = _EMPTY  # from the first look at them on
+        self._seen: list[int] = _EMPTY  # their versions at the last look
+        self._norms: list[float] = _EMPTY  # of those, once they were taken
         self._norms_type = torch.float32
         self._grad_norm = UNKNOWN
         self._max_norm: float | None = None  # of its clip
         self._coefficient: float | None = None
-        self._left: list[float] = []  # norms of what it has left, where that is verified
+        self._left: list[float] = _EMPTY  # norms of what it has left, where that is verified
         self._norm_left = UNKNOWN  # of all of it
         self._looked_at: tuple[int, ...] | None = None
-        self._rates: list[float] = []
+        self._rates: list[float] = _EMPTY
         self._samples: tuple[float, ...] = ()  # of the gradients after the first backward, now and then
         self._unscaled_after: int | None = None
         self._scale = UNKNOWN
@@ -210,10 +214,12 @@ class Noted:
         try:
             return call(*arguments)
         except Exception as error:
-            if of_a_signal(error):
-                raise
-            self._loop.trouble(error)
-            return None
+            self._fails_of_itself(error)
+
+    def _fails_of_itself(self, error: Exception) -> None:
+        if of_a_signal(error):
+            raise error
+        self._loop.trouble(error)
 
     def _attempt(self, track: Track) -> Attempt:
         attempt = Attempt()
@@ -223,7 +229,7 @@ class Noted:
         attempt.arrived = self._ids, self._arrived
         attempt.scaler = None if self._scaler is None else self._scaler()
         attempt.unscaled_after, attempt.loss_scale = self._unscaled_after, self._scale
-        attempt.looked_at, attempt.lr, attempt.samples = self._looked_at, self._rates, self._samples
+        attempt.looked_at, attempt.lr, attempt.samples = self._looked_at, list(self._rates), self._samples
         attempt.found_inf, attempt.after_is_lost = self._found_inf, self._is_lost
         if self._seen:
             attempt.seen = Gradients.of_these(self._gradients, self._seen)
@@ -512,30 +518,37 @@ class Usual(Noted):
         return True
 
     def _closes(self, tracker: float, new_scale: float | None) -> None:
-        note = Note(
-            self._name,
-            self._step,
-            time.time(),
-            self._losses,
-            self._norms,
-            self._norms_type,
-            self._grad_norm,
-            self._rates,
-            self._is_lost,
-            self._max_norm,
-            self._coefficient,
-            self._norm_left if self._left else None,
-            self._scale,
-            tracker,
-            new_scale,
-            self._harmless(self._batch_ids.close) if self._batch_ids.is_used else None,
+        ids = self._batch_ids
+        note = _made(
+            Note,
+            (
+                self._name,
+                self._step,
+                time.time(),
+                self._losses,
+                self._norms,
+                self._norms_type,
+                self._grad_norm,
+                self._rates,
+                self._is_lost,
+                self._max_norm,
+                self._coefficient,
+                self._norm_left if self._left else None,
+                self._scale,
+                tracker,
+                new_scale,
+                self._harmless(ids.close) if ids.is_used else None,
+            ),
         )
         self.stage = IDLE
         self._vain = 0
         self._attempts += 1
         self._step += 1
         self._clear()
-        self._harmless(self._loop.assembly.note, note)
+        try:
+            self._assembly.note(note)
+        except Exception as error:  # as where a disk is full
+            self._fails_of_itself(error)
 
     # -- the scaler
 
