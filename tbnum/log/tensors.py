@@ -145,16 +145,19 @@ _ROOM = MAX_RECORD_BYTES - (64 << 10)  # for the payload, beside what a record a
 _HISTOGRAM_COLUMNS = ("bins", "counts", "low", "high")
 
 
+@functools.lru_cache(maxsize=16)
 def text_id(text: str) -> int:
     """By what tables refer to a record of names or columns."""
     return zlib.crc32(text.encode())
 
 
-def names_text(names: Sequence[str]) -> str:
+@functools.lru_cache(maxsize=16)
+def names_text(names: tuple[str, ...]) -> str:
     return json.dumps([str(name) for name in names], separators=(",", ":"))
 
 
-def columns_text(columns: Sequence[str], optimizer: str | None) -> str:
+@functools.lru_cache(maxsize=16)
+def columns_text(columns: tuple[str, ...], optimizer: str | None) -> str:
     return json.dumps({"columns": [str(name) for name in columns], "optimizer": optimizer})
 
 
@@ -282,7 +285,8 @@ def _packed_histograms(table: HistogramTable) -> list[tuple[int, bytes]]:
         raise ValueError(f"counts have the shape {counts.shape}, not ({rows}, {BINS})")
     occupied = counts.any(axis=0)
     edges = [_checked("low", table.low, rows), _checked("high", table.high, rows)]
-    return [*_packed([np.asarray(occupied, np.uint8)]), *_packed([counts[:, occupied].reshape(-1)]), *_packed(edges)]
+    held = _narrowed_whole(counts[:, occupied].reshape(-1))
+    return [_deflated(0, np.asarray(occupied, np.uint8)), _deflated(*held), *_packed(edges)]
 
 
 # -- values

@@ -56,11 +56,8 @@ class Taken:
     tensors: list[Tensor]
     norms: Tensor
 
-    def of(self, tensors: Sequence[Tensor], *, are_plain: bool = False) -> TensorNorms | None:
-        """Where they are of these tensors, and what `norms_of` would give of them. No pass, no kernel.
-
-        `are_plain`: it is known that none `needs_care`.
-        """
+    def of(self, tensors: Sequence[Tensor]) -> TensorNorms | None:
+        """Where they are of these tensors, and what `norms_of` would give of them. No pass, no kernel."""
         if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):
             return None
         first = self.tensors[0]
@@ -68,7 +65,7 @@ class Taken:
             return None
         if first.dtype not in (torch.float32, torch.float64):  # torch gives the norm of a narrower type in that type
             return None
-        if first.is_cpu and not are_plain and any(map(needs_care, self.tensors)):
+        if first.is_cpu and any(map(needs_care, self.tensors)):
             return None
         return TensorNorms(range(len(self.tensors)), self.norms, in_order=True)
 
@@ -117,9 +114,11 @@ def _plain_norms_of(tensors: Sequence[Tensor]) -> Tensor | None:
 def host_norms_of(tensors: list[Tensor]) -> tuple[list[float], torch.dtype] | None:
     """2-norms as `norms_of` gives them, and their type, of tensors that the host has and of which none `needs_care`.
 
-    They must have no graph. None where they may be others than plain ones: the norms show it. To ask the tensors takes
-    as long as the pass. Of sparse ones torch raises an error.
+    None where they may be others than plain ones: the norms show it. To ask the tensors takes as long as the pass. Of
+    sparse ones torch raises an error.
     """
+    if any(map(_has_graph, tensors)):
+        return None
     norms = torch._foreach_norm(tensors, 2) if tensors[0].is_cpu else ()
     if set(map(_sort_of, norms)) not in _PLAIN_SORTS:
         return None
@@ -131,6 +130,7 @@ def needs_care(tensor: Tensor) -> bool:
     return tensor.numel() > _CHUNK_ABOVE or tensor.is_complex()
 
 
+_has_graph = operator.attrgetter("requires_grad")
 _sort_of = operator.attrgetter("dtype", "is_cpu")
 _PLAIN_SORTS = ({(torch.float32, True)}, {(torch.float64, True)})
 _PLAIN = {(torch.float32, torch.strided, True, False), (torch.float64, torch.strided, True, False)}

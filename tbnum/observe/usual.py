@@ -27,7 +27,7 @@ from tbnum.observe.given_up import some_versions
 from tbnum.observe.gradients import Gradients, Marks, parameters_of
 from tbnum.observe.landing import Note
 from tbnum.observe.meter import VANISHING
-from tbnum.observe.scaled import scaled_by
+from tbnum.observe.scaled import scaled_by, scaled_by_last
 from tbnum.observe.track import OFTEN, Phase, Track
 from tbnum.observe.untraced import tracer, untraced
 from tbnum.observe.watcher import of_a_signal
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Usual"]
 
-_PLAIN, _NOTHING, _RATES = {Tensor}, {type(None)}, {float}
+_PLAIN, _NOTHING, _RATES, _WIDE = {Tensor}, {type(None)}, {float}, {torch.float32, torch.float64}
 _gradient_of, _version_of, _next = operator.attrgetter("grad"), operator.attrgetter("_version"), (1).__add__
 
 _EMPTY: list[Any] = []
@@ -341,16 +341,17 @@ class Usual(Noted):
             return False
         if not (root.is_cpu and by.is_cpu and root.is_floating_point() and root.numel() == by.numel() == 1):
             return False
-        scaled = scaled_by((root,))
-        if scaled is None and self._scaler is None:
+        if self._scaler is None:
+            if scaled_by((root,)) is not None:
+                return False
             loss = _read(root)
         else:
-            known = None if scaled is None or self._scaler is None else scaled.loss
-            if not isinstance(known, float) or scaled is None or scaled.scaler is not self._scaler():
+            scaled = scaled_by_last(root)
+            if scaled is None or scaled.scaler is not self._scaler() or not isinstance(scaled.loss, float):
                 return False
             if not self._losses_part.is_checked(scaled):
                 return False
-            loss = known
+            loss = scaled.loss
         factor = _read(by)
         loss = loss if factor == 1.0 else loss * factor
         if not math.isfinite(loss):
@@ -386,22 +387,25 @@ class Usual(Noted):
         own = parameters_of(optimizer)
         if len(parameters) != len(own) or not all(map(operator.is_, parameters, own)):
             return False
-        there = list(map(_gradient_of, own))
-        norms = taken.of(there, are_plain=True) if taken.norms.is_cpu else None
-        if self._max_norm is not None or norms is None or list(map(id, there)) != self._ids:
+        there, norms = taken.tensors, taken.norms  # of the parameters, a moment ago
+        if self._max_norm is not None or list(map(id, there)) != self._ids:
+            return False
+        if type(norms) is not Tensor or not norms.is_cpu or norms.dtype not in _WIDE:
             return False
         if self._samples and self._unscaled_after is None and self._were_written(there):
             return False
         try:
-            values = norms.norms.tolist()
+            values = norms.tolist()
         except Exception as error:
             return _fails(error)
+        if len(values) != len(there):
+            return False
         total = math.hypot(*values)
         if not VANISHING <= total < math.inf or (self._scaler is not None and self._unscaled_after is None):
             return False
         self._looked_at = some_versions(optimizer)
         self._gradients, self._seen = there, list(map(_version_of, there))
-        self._norms, self._norms_type, self._grad_norm, self._max_norm = values, norms.norms.dtype, total, max_norm
+        self._norms, self._norms_type, self._grad_norm, self._max_norm = values, norms.dtype, total, max_norm
         self._clips_after = self._unscaled_after is not None
         return True
 
