@@ -182,6 +182,25 @@ def short(found: Sequence[Change]) -> list[tuple[Any, ...]]:
     return [(each.row, each.kind, each.at_least, each.within, each.halvings) for each in found]
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_edges_that_are_all_unknown_are_stored_as_any_other_column(rows: int) -> None:
+    unknown, names = np.full(rows, NAN), tuple("abc"[:rows])
+    counts = np.ones((rows, BINS), np.int64)
+    ((_, _, payload),) = encode_tables(HistogramTable(4, names, "gradient", counts, unknown, unknown))
+    if rows:
+        assert tensors_of._packed([unknown, unknown]) == 2 * [tensors_of._ALL_NAN]
+    found = histogram_at(payload, names)
+    assert np.isnan(found.low).all() and np.isnan(found.high).all() and found.low.shape == found.high.shape == (rows,)
+
+
+@pytest.mark.parametrize("length", [64, 4096, 4097, 100_000])
+def test_bytes_are_compressed_as_well_however_many_there_are(length: int) -> None:
+    data = bytes(at % 7 for at in range(length))
+    compressed = tensors_of._compressed(data)
+    assert zlib.decompress(compressed) == data
+    assert len(compressed) <= len(zlib.compress(data)) + 8
+
+
 def test_what_a_change_of_the_scale_means_follows_from_its_ratio_and_the_steps_it_had() -> None:
     assert short(changes(4, 2)) == [(1, "skip", 1, 1, 1)] and short(changes(4, 8)) == [(1, "scale_growth", 1, 1, 0)]
     halves = (64, 32, 16, 8)

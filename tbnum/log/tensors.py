@@ -286,7 +286,9 @@ def _packed_histograms(table: HistogramTable) -> list[tuple[int, bytes]]:
     occupied = counts.any(axis=0)
     edges = [_checked("low", table.low, rows), _checked("high", table.high, rows)]
     held = _narrowed_whole(counts[:, occupied].reshape(-1))
-    return [_deflated(0, np.asarray(occupied, np.uint8)), _deflated(*held), *_packed(edges)]
+    are_unknown = rows > 0 and bool(np.isnan(edges).all())  # as of the whole model's, each time
+    packed_edges = 2 * [_ALL_NAN] if are_unknown else _packed(edges)
+    return [_deflated(0, np.asarray(occupied, np.uint8)), _deflated(*held), *packed_edges]
 
 
 # -- values
@@ -299,6 +301,7 @@ _ONE_FOR_ALL = 0x40
 _DEFLATED = 0x80
 
 _LARGEST_EXACT = 2.0**53
+_ALL_NAN = _TYPES.index("<f4") | _ONE_FOR_ALL, np.array(np.nan, "<f4").tobytes()  # as `_packed` has them
 _FEW_BITS = 12  # of the length of what can be compressed with small tables
 _WORTH_DEFLATING = 64  # bytes: of fewer it saves some at most, and takes as long as of thousands
 
