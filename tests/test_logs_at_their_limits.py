@@ -182,6 +182,15 @@ def short(found: Sequence[Change]) -> list[tuple[Any, ...]]:
     return [(each.row, each.kind, each.at_least, each.within, each.halvings) for each in found]
 
 
+def test_counts_may_be_of_any_type() -> None:
+    edges = np.array([0.5, 1.5])
+    for kind in (np.float64, np.float32, np.int32, np.uint8):
+        counts = np.zeros((2, BINS), kind)
+        counts[1, 5] = 7
+        ((_, _, payload),) = encode_tables(HistogramTable(4, ("a", "b"), "gradient", counts, edges, edges))
+        assert histogram_at(payload, ("a", "b")).counts.tolist() == counts.tolist()
+
+
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_edges_that_are_all_unknown_are_stored_as_any_other_column(rows: int) -> None:
     unknown, names = np.full(rows, NAN), tuple("abc"[:rows])

@@ -285,10 +285,10 @@ def _packed_histograms(table: HistogramTable) -> list[tuple[int, bytes]]:
         raise ValueError(f"counts have the shape {counts.shape}, not ({rows}, {BINS})")
     occupied = counts.any(axis=0)
     edges = [_checked("low", table.low, rows), _checked("high", table.high, rows)]
-    held = _narrowed_whole(counts[:, occupied].reshape(-1))
+    held = _packed([counts[:, occupied].reshape(-1)])
     are_unknown = rows > 0 and bool(np.isnan(edges).all())  # as of the whole model's, each time
     packed_edges = 2 * [_ALL_NAN] if are_unknown else _packed(edges)
-    return [_deflated(0, np.asarray(occupied, np.uint8)), _deflated(*held), *packed_edges]
+    return [_deflated(0, np.asarray(occupied, np.uint8)), *held, *packed_edges]
 
 
 # -- values
