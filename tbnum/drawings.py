@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawings", "close_writer", "opened_writer"]
 
-_WAITING = 1024
+_WAITING = 64
 """Events that may wait for TensorBoard's thread, which then takes many of them at once."""
+
+_AT_ONCE = 1 << 20  # bytes that go into the file together: a user's images may be large, and the disk slow
 
 _Drawn = tuple[tuple[str, ...], list[Row], int]
 """Columns, the values of some steps, and how many steps were skipped until the end of each of them."""
@@ -125,11 +127,13 @@ class _Records:
     def __init__(self, records: Any, none_waits: Callable[[], bool]) -> None:
         self._write, self._flush, self._none_waits = records._writer.write, records.flush, none_waits
         self._framed: list[bytes] = []
+        self._bytes = 0
         records.write, records.flush = self.write, self.flush
 
     def write(self, data: bytes) -> None:
         self._framed.append(frame(data))
-        if self._none_waits() or len(self._framed) >= _WAITING:
+        self._bytes += len(data)
+        if self._none_waits() or self._bytes >= _AT_ONCE:
             self._write_out()
 
     def flush(self) -> None:
@@ -137,7 +141,7 @@ class _Records:
         self._flush()
 
     def _write_out(self) -> None:
-        framed, self._framed = self._framed, []
+        framed, self._framed, self._bytes = self._framed, [], 0
         if framed:
             self._write(b"".join(framed))
 

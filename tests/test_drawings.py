@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.compat.tensorflow_stub.io.gfile import LocalFileSystem
 from torch.utils.tensorboard import SummaryWriter
 
 import tbnum
@@ -65,6 +66,22 @@ def test_threads_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
         thread.join()
     close_writer(writer, os.getpid())
     assert len(events_in(tmp_path)) == 4 * (700 + 14)
+
+
+def test_large_records_do_not_pile_up_before_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written_at_once, append = list[int](), LocalFileSystem.append
+
+    def noted(files: LocalFileSystem, name: str, content: bytes, binary_mode: bool = False) -> None:
+        written_at_once.append(len(content))
+        append(files, name, content, binary_mode)
+
+    monkeypatch.setattr(LocalFileSystem, "append", noted)
+    writer = opened_writer(tmp_path)
+    for step in range(200):
+        writer.add_text("mine", "x" * 100_000, step)
+    writer.close()
+    assert len(events_in(tmp_path)) == 200
+    assert 100_000 < max(written_at_once) < 1_300_000
 
 
 def test_a_tensorboard_that_is_built_in_another_way_writes_as_it_does(

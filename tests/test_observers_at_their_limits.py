@@ -16,6 +16,7 @@ from tbnum.log import ranks as ranks_of
 from tbnum.log.growing import GrowingColumns
 from tbnum.log.ranks import Plan, aligned, match_sessions
 from tbnum.log.superseded import cuts
+from tbnum.observe import scaled as scaled_losses
 from tbnum.observe.beginning import Beginning, is_plain_mean
 from tbnum.observe.rescaling import Rescaling, rescaling, unscaled_by_hand
 from tbnum.observe.sentinels import Sentinels
@@ -423,3 +424,16 @@ def test_totals_are_of_the_first_rows_and_of_what_is_known_in_them() -> None:
     assert columns.totals(0).steps == 0 and columns.totals(0).first_step == -1
     one = columns.totals(1)
     assert math.isnan(one.last_loss_scale) and math.isnan(one.first_wall_time) and one.best_loss == 2.0
+
+
+def test_a_scaler_that_is_gone_leaves_nothing_to_look_for() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    loss = torch.ones(1, requires_grad=True).sum()
+    output = scaler.scale(loss)
+    scaled_losses.remember(scaler, loss, output)
+    key = id(scaler)
+    found = scaled_losses.scaled_by_last(output)
+    assert key in scaled_losses._alive and found is not None and found.scaler is scaler and found.loss == 1.0
+    assert scaled_losses.scaled_by([output * 2]) is not None and scaled_losses.scaled_by_last(output * 2) is None
+    del scaler, found
+    assert key not in scaled_losses._alive and scaled_losses.scaled_by_last(output) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,12 +35,11 @@ class _Entry(NamedTuple):
     scaler: weakref.ref[torch.amp.GradScaler]
 
 
-_is_in_use = False  # whether a scaler has scaled a loss
+_alive: dict[int, weakref.ref[Any]] = {}  # by id, the scalers that have scaled a loss: no call to ask for any
 
 
 def remember(scaler: torch.amp.GradScaler, loss: Tensor, output: Tensor) -> None:
     """`scaler.scale(loss)` gave `output`. The loss is copied: one small kernel on a device, no sync."""
-    global _is_in_use
     node = output.grad_fn
     if node is None or output is loss or loss.is_complex():
         return  # a disabled scaler gives back what it got
@@ -47,12 +47,18 @@ def remember(scaler: torch.amp.GradScaler, loss: Tensor, output: Tensor) -> None
     scale = hold(scaler._scale) if scaler._scale is not None else float(scaler._init_scale)
     metadata: Any = node.metadata  # a dict, whatever its annotation says
     metadata[_KEY] = _Entry(value, scale, loss.dtype, weakref.ref(scaler))
-    _is_in_use = True
+    if id(scaler) not in _alive:
+        _alive[id(scaler)] = weakref.ref(scaler, functools.partial(_gone, id(scaler)))
+
+
+def _gone(key: int, ref: weakref.ref[Any]) -> None:
+    if _alive.get(key) is ref:
+        del _alive[key]
 
 
 def scaled_by(roots: Sequence[Any]) -> Scaled | None:
     """The scaler behind a backward, if any. Costs nothing where no scaler is in use."""
-    if not _is_in_use:
+    if not _alive:
         return None
     for place, node in enumerate(operations_behind(roots, _LOOKED_AT)):
         entry = node.metadata.get(_KEY)
@@ -63,7 +69,7 @@ def scaled_by(roots: Sequence[Any]) -> Scaled | None:
 
 def scaled_by_last(root: Tensor) -> Scaled | None:
     """`scaled_by`, where it is the root's own operation that scaled, as nearly always; else None."""
-    node = root.grad_fn if _is_in_use else None
+    node = root.grad_fn if _alive else None
     entry: _Entry | None = None if node is None else node.metadata.get(_KEY)  # type: ignore[attr-defined]
     return None if entry is None else _known(entry, is_root=True)
 
