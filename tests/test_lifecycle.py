@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -341,3 +343,25 @@ def test_a_model_that_holds_its_monitor_is_copied_and_pickled_as_ever(tmp_path: 
     loop.step()
     loop.model.monitor.close()
     assert len(tbnum.read(tmp_path)["."].steps["step"]) == 1
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_nothing_is_collected_while_python_lists_its_frames(was_enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 would wait for itself for ever."""
+    from tbnum.observe.variables import use_of
+
+    enabled, frames = list[bool](), sys._current_frames
+
+    def noted() -> dict[int, FrameType]:
+        enabled.append(gc.isenabled())
+        return frames()
+
+    monkeypatch.setattr(sys, "_current_frames", noted)
+    mine = object()
+    try:
+        (gc.enable if was_enabled else gc.disable)()
+        found = use_of([mine])
+        assert gc.isenabled() is was_enabled
+    finally:
+        gc.enable()
+    assert enabled == [False] and found is not None and found.name == "mine"

@@ -7,6 +7,7 @@ history, the frames of an exception that was caught. A reference count does not 
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import re
 import sys
@@ -70,7 +71,7 @@ def is_interactive() -> bool:
 def _namespaces() -> Iterator[_Namespace]:
     """Local and global variables of the user's running code."""
     seen: set[int] = set()
-    for first in sys._current_frames().values():
+    for first in _running_frames():
         frame: FrameType | None = first
         while frame is not None:
             path, module = frame.f_code.co_filename, frame.f_globals.get("__name__") or ""
@@ -81,6 +82,20 @@ def _namespaces() -> Iterator[_Namespace]:
                     seen.add(id(frame.f_globals))
                     yield _Namespace(os.path.basename(path), frame.f_globals, is_global=True)
             frame = frame.f_back
+
+
+def _running_frames() -> list[FrameType]:
+    """The innermost of each thread.
+
+    Python 3.11 holds a lock meanwhile that a collection may ask for too, and then waits for ever: none begins.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return list(sys._current_frames().values())
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Search:
