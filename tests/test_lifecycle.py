@@ -364,4 +364,4 @@ def test_nothing_is_collected_while_python_lists_its_frames(was_enabled: bool, m
         assert gc.isenabled() is was_enabled
     finally:
         gc.enable()
-    assert enabled == [False] and found is not None and found.name == "mine"
+    assert enabled == [False] and found is not None and found.variable == "mine"
