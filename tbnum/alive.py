@@ -37,6 +37,9 @@ class Alive(Generic[_T]):
         ref = self._refs.get(id(member))
         return ref is not None and ref() is member
 
+    def __bool__(self) -> bool:
+        return bool(self._refs)
+
     def __iter__(self) -> Iterator[_T]:
         return iter(self.members())
 

@@ -139,8 +139,8 @@ class Recorder:
     def on_steps(self, steps: Sequence[StepRecord | Note]) -> None:
         """In their order: one, or several of which there is nothing to report."""
         with self._lock:
-            notes = [step for step in steps if isinstance(step, Note) and self._takes_as_it_is(step)]
-            if len(notes) == len(steps):
+            notes = [step for step in steps if isinstance(step, Note) and self._rows.takes(step)]
+            if len(notes) == len(steps) and self._takes_notes:
                 self._take_notes(notes)
                 return
             shown = [self._shown(step.land()[0] if isinstance(step, Note) else step) for step in steps]
@@ -150,9 +150,9 @@ class Recorder:
                 for record in shown:
                     self._take_step(record)
 
-    def _takes_as_it_is(self, note: Note) -> bool:
-        is_usual = not (self._is_first_row or self._repeats.is_open)
-        return is_usual and self.accumulation is None and self._rows.takes(note)
+    @property
+    def _takes_notes(self) -> bool:
+        return not (self._is_first_row or self._repeats.is_open) and self.accumulation is None
 
     def _take_notes(self, notes: Sequence[Note]) -> None:
         """As `_take_quiet`, without a record of each."""
@@ -163,9 +163,7 @@ class Recorder:
             self._tables.remember(note.step, note.optimizer, norms)
         self._hand_on(self._rows.columns, rows)
         self._ids.unknown(len(notes))
-        self.write_activations()
-        if any(note.step % STEPS_A_LOOK == 0 for note in notes):
-            self._report_spikes()
+        self._look_around(notes)
 
     def _shown(self, record: StepRecord) -> StepRecord:
         return record if self.accumulation is None else with_mean_loss(record, self.accumulation())
@@ -194,10 +192,14 @@ class Recorder:
 
     def _take_quiet(self, records: Sequence[StepRecord]) -> None:
         self._write_rows(records)
-        self.write_activations()
         for record in records:
             self._tables.step(record)
-        if any(record.step % STEPS_A_LOOK == 0 for record in records):
+        self._look_around(records)
+
+    def _look_around(self, steps: Sequence[StepRecord | Note]) -> None:
+        """At what else is known by now, after steps of which there is nothing to report."""
+        self.write_activations()
+        if any(step.step % STEPS_A_LOOK == 0 for step in steps):
             self._report_spikes()
 
     def on_drained(self) -> None:

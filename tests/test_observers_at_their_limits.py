@@ -433,7 +433,7 @@ def test_a_scaler_that_is_gone_leaves_nothing_to_look_for() -> None:
     scaled_losses.remember(scaler, loss, output)
     key = id(scaler)
     found = scaled_losses.scaled_by_last(output)
-    assert key in scaled_losses._alive and found is not None and found.scaler is scaler and found.loss == 1.0
+    assert key in scaled_losses._scalers._refs and found is not None and found.scaler is scaler and found.loss == 1.0
     assert scaled_losses.scaled_by([output * 2]) is not None and scaled_losses.scaled_by_last(output * 2) is None
     del scaler, found
-    assert key not in scaled_losses._alive and scaled_losses.scaled_by_last(output) is None
+    assert key not in scaled_losses._scalers._refs and scaled_losses.scaled_by_last(output) is None

@@ -34,13 +34,9 @@ def step_hash(losses: Iterable[float], norms: Iterable[np.ndarray | array[float]
     """
     if way not in (BY_PASS, BY_CLIP):
         raise ValueError(f"way is {way!r}; it has to be BY_PASS or BY_CLIP.")
-    content = b"".join([array("d", losses), *map(_bytes_of, norms)])
+    content = b"".join([array("d", losses), *(of_optimizer.tobytes() for of_optimizer in norms)])
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little") & ~_WAYS | way
-
-
-def _bytes_of(norms: np.ndarray | array[float]) -> bytes:
-    return norms.tobytes()
 
 
 def compared(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -101,15 +101,13 @@ class Assembly:
     def note(self, note: Note) -> None:
         """A step that went the usual way has closed."""
         self._on_close(note.step + 1)
-        self._pending.append(note)
-        if len(self._pending) >= ROWS_AT_ONCE or time.monotonic() - self._handed_on_at > SECONDS_AT_MOST:
-            self.drain()
+        self._settle(note)
         self.next_step = note.step + 1
 
-    def _settle(self, pending: Pending) -> None:
+    def _settle(self, pending: Pending | Note) -> None:
         self._pending.append(pending)
         if (
-            (not pending.is_quiet and pending.is_urgent)
+            (isinstance(pending, Pending) and not pending.is_quiet and pending.is_urgent)
             or len(self._pending) >= ROWS_AT_ONCE
             or time.monotonic() - self._handed_on_at > SECONDS_AT_MOST
         ):

@@ -17,9 +17,6 @@ from tbnum.observe.transfer import capturing, hold
 __all__ = ["Kept", "Moment", "StepStarts", "parameters_of_all"]
 
 
-_state_of_cpu = torch.default_generator.get_state
-
-
 class Moment(NamedTuple):
     """Random state and loss scale, as they were when a step began."""
 
@@ -32,7 +29,7 @@ class Moment(NamedTuple):
 
         No host sync. Leaves out the generators of Python and numpy, which take ten times as long.
         """
-        states = {"cpu": _state_of_cpu()}
+        states = {"cpu": torch.default_generator.get_state()}
         for device in devices:
             states[str(device)] = getattr(torch, device.type).get_rng_state(device)
         scale: Tensor | float | None = None

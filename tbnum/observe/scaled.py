@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tbnum.alive import Alive
 from tbnum.observe.gradients import operations_behind
 from tbnum.observe.transfer import Number, hold
 
@@ -35,7 +35,7 @@ class _Entry(NamedTuple):
     scaler: weakref.ref[torch.amp.GradScaler]
 
 
-_alive: dict[int, weakref.ref[Any]] = {}  # by id, the scalers that have scaled a loss: no call to ask for any
+_scalers: Alive[torch.amp.GradScaler] = Alive()  # that have scaled a loss
 
 
 def remember(scaler: torch.amp.GradScaler, loss: Tensor, output: Tensor) -> None:
@@ -47,18 +47,13 @@ def remember(scaler: torch.amp.GradScaler, loss: Tensor, output: Tensor) -> None
     scale = hold(scaler._scale) if scaler._scale is not None else float(scaler._init_scale)
     metadata: Any = node.metadata  # a dict, whatever its annotation says
     metadata[_KEY] = _Entry(value, scale, loss.dtype, weakref.ref(scaler))
-    if id(scaler) not in _alive:
-        _alive[id(scaler)] = weakref.ref(scaler, functools.partial(_gone, id(scaler)))
-
-
-def _gone(key: int, ref: weakref.ref[Any]) -> None:
-    if _alive.get(key) is ref:
-        del _alive[key]
+    if scaler not in _scalers:
+        _scalers.add(scaler)
 
 
 def scaled_by(roots: Sequence[Any]) -> Scaled | None:
     """The scaler behind a backward, if any. Costs nothing where no scaler is in use."""
-    if not _alive:
+    if not _scalers:
         return None
     for place, node in enumerate(operations_behind(roots, _LOOKED_AT)):
         entry = node.metadata.get(_KEY)
@@ -69,7 +64,7 @@ def scaled_by(roots: Sequence[Any]) -> Scaled | None:
 
 def scaled_by_last(root: Tensor) -> Scaled | None:
     """`scaled_by`, where it is the root's own operation that scaled, as nearly always; else None."""
-    node = root.grad_fn if _alive else None
+    node = root.grad_fn if _scalers else None
     entry: _Entry | None = None if node is None else node.metadata.get(_KEY)  # type: ignore[attr-defined]
     return None if entry is None else _known(entry, is_root=True)
 

@@ -214,12 +214,10 @@ class Noted:
         try:
             return call(*arguments)
         except Exception as error:
-            self._fails_of_itself(error)
-
-    def _fails_of_itself(self, error: Exception) -> None:
-        if of_a_signal(error):
-            raise error
-        self._loop.trouble(error)
+            if of_a_signal(error):
+                raise
+            self._loop.trouble(error)
+            return None
 
     def _attempt(self, track: Track) -> Attempt:
         attempt = Attempt()
@@ -549,10 +547,7 @@ class Usual(Noted):
         self._attempts += 1
         self._step += 1
         self._clear()
-        try:
-            self._assembly.note(note)
-        except Exception as error:  # as where a disk is full
-            self._fails_of_itself(error)
+        self._harmless(self._assembly.note, note)
 
     # -- the scaler
 
